@@ -1,0 +1,93 @@
+"""Writers of the paged K/V cache: rotary embedding and scatter, restoration, byte copies.
+
+Caches are `[num_slots, num_kv_heads, head_dim]`, contiguous; slot = page_id * 64 + offset.
+RoPE is Llama's half-split form (transformers' rotate_half), in fp32 with one rounding at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.elementwise import rms_norm
+from kernels.linear import PackedLinear
+
+
+def rope_table(inv_freq: Tensor, max_positions: int, attention_scaling: float = 1.0) -> Tensor:
+    """cos and sin of every position: fp32 [max_positions, head_dim], cos in the first half.
+
+    inv_freq fp32 [head_dim / 2], radians per token, as transformers computes it.
+    """
+    angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq.float()[None]
+    return torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_scaling
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+
+
+def write_kv(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> None:
+    """Rotate q in place, rotate k, and store k and v at their slots.
+
+    q [T, H, d], written (None: keys and values only); k, v [T, KVH, d], not written; all may be
+    views of one fused row: only the last two dimensions must be contiguous. cos_sin fp32
+    [max_positions, d] of `rope_table`; positions, slots int64 [T]; k_cache, v_cache written.
+    """
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    if q is not None:
+        q.copy_(_rotate(q, cos, sin))
+    k_cache[slots] = _rotate(k, cos, sin)
+    v_cache[slots] = v
+
+
+def restore_kv(
+    hidden: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    kv_projection: PackedLinear,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> None:
+    """Rebuild one layer's K and V from its hidden states (HCache, section 4.1) at their slots.
+
+    hidden [n, D], the layer's input before its norm, in the model's dtype; kv_projection: K's
+    rows, then V's ([2 * KVH * d, D]); positions, slots int64 [n]; k_cache, v_cache written.
+    Same kernels and rounding as the forward pass: equal to it but for the GEMM's shape.
+    """
+    projected = kv_projection(rms_norm(hidden, norm_weight, eps))
+    heads, dim = k_cache.shape[1:]
+    k, v = projected.view(-1, 2, heads, dim).unbind(1)
+    write_kv(None, k, v, cos_sin, positions, slots, k_cache, v_cache)
+
+
+def copy_kv(rows: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Store saved rows at their slots, bit for bit.
+
+    rows [n, 2 * KVH * d] (a token's K, then its V) in the cache's dtype, row stride free;
+    slots int64 [n]; k_cache, v_cache written.
+    """
+    heads, dim = k_cache.shape[1:]
+    k, v = rows.view(-1, 2, heads, dim).unbind(1)
+    k_cache[slots] = k
+    v_cache[slots] = v
+
+
+def gather_kv(slots: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor) -> None:
+    """The inverse of `copy_kv`: slots int64 [n]; rows [n, 2 * KVH * d], written, bit for bit."""
+    heads, dim = k_cache.shape[1:]
+    k, v = rows.view(-1, 2, heads, dim).unbind(1)
+    k.copy_(k_cache[slots])
+    v.copy_(v_cache[slots])
