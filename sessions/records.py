@@ -1,0 +1,177 @@
+"""What the repository hands out: plain frozen records, never objects of the ORM.
+
+Ids are 32 hex digits made by the server, times are aware and in UTC, token ids are those that the
+model saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+Role = Literal["user", "assistant"]
+MessageStatus = Literal["complete", "running", "stopped", "interrupted", "failed"]
+EndStatus = Literal["complete", "stopped", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    id: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantSeed:
+    """A built-in assistant as shipped; `slug` names it for ever, the rest may change."""
+
+    slug: str
+    name: str
+    description: str
+    greeting: str
+    system_prompt: str
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assistant:
+    """An assistant at its current version; `sampling` holds the defaults that it sets."""
+
+    id: str
+    slug: str | None
+    name: str
+    description: str
+    greeting: str
+    published: bool
+    sampling: Mapping[str, Any]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantVersion:
+    id: str
+    assistant_id: str
+    number: int
+    system_prompt: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """The rendered system prompt of one assistant version under one tokenizer, frozen."""
+
+    id: str
+    assistant_version_id: str
+    tokenizer_digest: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSummary:
+    id: str
+    title: str
+    assistant_name: str
+    running: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    id: str
+    user_id: str
+    prefix_id: str
+    title: str
+    active_leaf_id: str | None
+    assistant_id: str
+    assistant_name: str
+    assistant_version: int  # the number that the chat began with
+    latest_version: int  # the assistant's current one
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One node of a chat's tree; text and ids are exact.
+
+    `finish_reason` and `error` are None for user messages and for answers without one.
+    """
+
+    id: str
+    chat_id: str
+    parent_id: str | None
+    role: Role
+    text: str
+    token_ids: list[int]
+    status: MessageStatus
+    finish_reason: str | None
+    error: str | None
+    created_at: datetime
+    completed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A user's message and the answer that is, or was, generated for it."""
+
+    id: str
+    chat_id: str
+    user_message_id: str
+    message_id: str
+    running: bool
+    sampling: Mapping[str, Any]
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is certain of a running answer so far."""
+
+    message_id: str
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Measurements of one turn: the engine's statistics under their own names, and the server's.
+
+    Milliseconds, tokens and bytes as named; None where nothing was measured, never 0 for that.
+    """
+
+    queue_ms: float
+    restore_ms: float
+    restore_io_ms: float
+    restore_compute_ms: float
+    restore_method: str
+    restore_bytes: int
+    prefill_ms: float
+    ttft_ms: float
+    itl_p50_ms: float | None
+    itl_p95_ms: float | None
+    total_ms: float
+    tokens_in: int
+    tokens_out: int
+    prefix_tokens: int
+    resident_tokens: int
+    restored_tokens: int
+    recomputed_tokens: int
+    new_tokens: int
+    batch_size: float
+    prefix_restored_tokens: int = 0
+    prefix_computed_tokens: int = 0
+    preemptions: int = 0
+    server_ttft_ms: float | None = None  # server's receipt to first token put on the stream
+    restore_plan: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLatency:
+    turn_id: str
+    chat_id: str
+    message_id: str
+    created_at: datetime
+    latency: Latency

@@ -1,0 +1,298 @@
+"""All that the application reads and writes durably, one method per question or transaction."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sessions.database import Database
+from sessions.queries import accounts, assistants, chats, latencies, turns
+from sessions.records import (
+    Assistant,
+    AssistantSeed,
+    AssistantVersion,
+    Chat,
+    ChatSummary,
+    EndStatus,
+    Latency,
+    Message,
+    Prefix,
+    Progress,
+    Turn,
+    TurnLatency,
+    User,
+)
+
+
+class Repository:
+    """Owns nothing but the way into `database`; called from the event loop that opened it.
+
+    Every method that writes returns after its transaction is durable. A caller that is cancelled
+    while it waits does not take its transaction back.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._clock = _Clock()
+
+    # Accounts and settings
+
+    async def create_user(self, token_hash: str) -> User:
+        """Make a user who is signed in by the token with this hash."""
+        now = self._clock.now()
+        return await self._database.write(lambda db: accounts.create_user(db, token_hash, now))
+
+    async def user_by_token(self, token_hash: str) -> User | None:
+        """The user whose login has this hash, unless it was revoked. Notes the visit, coarsely."""
+        now = self._clock.now()
+        async with self._database.read() as db:
+            found = await accounts.login(db, token_hash)
+        if found is None:
+            return None
+        if now - found.last_seen_at > accounts.SEEN_RESOLUTION:
+            await self._database.write(lambda db: accounts.touch_login(db, token_hash, now))
+        return found.user
+
+    async def rotate_login(self, old_hash: str, new_hash: str) -> User | None:
+        """Revoke one login and make another of the same user; None when the old one is not valid."""
+        now = self._clock.now()
+        return await self._database.write(
+            lambda db: accounts.rotate_login(db, old_hash, new_hash, now)
+        )
+
+    async def revoke_login(self, token_hash: str) -> bool:
+        """End a login; False when there was none that was valid."""
+        now = self._clock.now()
+        return await self._database.write(lambda db: accounts.revoke_login(db, token_hash, now))
+
+    async def get_setting(self, key: str) -> str | None:
+        async with self._database.read() as db:
+            return await accounts.get_setting(db, key)
+
+    async def set_setting(self, key: str, value: str) -> None:
+        await self._database.write(lambda db: accounts.set_setting(db, key, value))
+
+    async def ensure_setting(self, key: str, value: str) -> str:
+        """Store `value` unless the key has one already; returns the one that is stored."""
+        return await self._database.write(lambda db: accounts.ensure_setting(db, key, value))
+
+    # Assistants
+
+    async def sync_builtin_assistants(self, seeds: Sequence[AssistantSeed]) -> None:
+        """Bring the built-in assistants to what is shipped; the first one is the default.
+
+        A changed prompt makes a new version; a built-in that is no longer shipped is withdrawn,
+        its chats stay. Calling it again changes nothing.
+        """
+        now = self._clock.now()
+        await self._database.write(lambda db: assistants.sync_builtin(db, seeds, now))
+
+    async def assistants(self, user_id: str | None) -> list[Assistant]:
+        """Published ones and the user's own, the default first."""
+        async with self._database.read() as db:
+            return await assistants.visible(db, user_id)
+
+    async def assistant_version(self, assistant_id: str) -> AssistantVersion:
+        """The current version. Raises NotFound."""
+        async with self._database.read() as db:
+            return await assistants.current_version(db, assistant_id)
+
+    async def prefix(
+        self, version_id: str, tokenizer_digest: str, token_ids: Sequence[int]
+    ) -> Prefix:
+        """The prefix of this version under this tokenizer; made from `token_ids` the first time.
+
+        Raises NotFound when there is no such version.
+        """
+        now = self._clock.now()
+        return await self._database.write(
+            lambda db: assistants.ensure_prefix(db, version_id, tokenizer_digest, token_ids, now)
+        )
+
+    async def prefix_by_id(self, prefix_id: str) -> Prefix:
+        """Raises NotFound."""
+        async with self._database.read() as db:
+            return await assistants.prefix_by_id(db, prefix_id)
+
+    # Chats and their messages
+
+    async def chats(
+        self, user_id: str, *, limit: int = 50, before: datetime | None = None
+    ) -> list[ChatSummary]:
+        """A user's chats, latest first; `before` is the `updated_at` of the last one known."""
+        async with self._database.read() as db:
+            return await chats.summaries(db, user_id, limit, before)
+
+    async def chat(self, user_id: str, chat_id: str) -> Chat | None:
+        """None when there is no such chat or it is another user's."""
+        async with self._database.read() as db:
+            return await chats.owned(db, user_id, chat_id)
+
+    async def known_chats(self, chat_ids: Sequence[str]) -> set[str]:
+        """Those of the given ids that are chats, of whatever user."""
+        async with self._database.read() as db:
+            return await chats.known(db, chat_ids)
+
+    async def create_chat(self, user_id: str, prefix_id: str, title: str) -> Chat:
+        """An empty chat. Raises NotFound when there is no such user or prefix."""
+        now = self._clock.now()
+        return await self._database.write(
+            lambda db: chats.create(db, user_id, prefix_id, title, now)
+        )
+
+    async def rename_chat(self, user_id: str, chat_id: str, title: str) -> bool:
+        """False when there is no such chat of this user."""
+        return await self._database.write(lambda db: chats.rename(db, user_id, chat_id, title))
+
+    async def delete_chat(self, user_id: str, chat_id: str) -> bool:
+        """Purge a chat: its rows, and its text from the database's free pages and its WAL.
+
+        A turn that runs is deleted with it, so cancel that first. False when there is no such
+        chat of this user.
+        """
+        return await self._database.write(
+            lambda db: chats.delete(db, user_id, chat_id), truncate_wal=True
+        )
+
+    async def path(self, chat_id: str, leaf_id: str | None = None) -> list[Message]:
+        """Messages from the root to `leaf_id`, by default to the chat's active leaf.
+
+        Empty for a chat without messages. Raises NotFound when there is no such chat or leaf.
+        """
+        async with self._database.read() as db:
+            return await chats.path(db, chat_id, leaf_id)
+
+    async def message(self, chat_id: str, message_id: str) -> Message | None:
+        """None when there is no such message in this chat."""
+        async with self._database.read() as db:
+            return await chats.message(db, chat_id, message_id)
+
+    async def siblings(self, chat_id: str, message_ids: Sequence[str]) -> dict[str, list[str]]:
+        """For each message the ids of all branches at its place, itself included, oldest first."""
+        async with self._database.read() as db:
+            return await chats.siblings(db, chat_id, message_ids)
+
+    async def select_branch(self, chat_id: str, message_id: str) -> str:
+        """Make the newest leaf below a message the active one; returns it. Raises NotFound."""
+        return await self._database.write(lambda db: chats.select_branch(db, chat_id, message_id))
+
+    # Turns
+
+    async def start_chat(
+        self,
+        user_id: str,
+        prefix_id: str,
+        title: str,
+        *,
+        user_text: str,
+        user_token_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+    ) -> Turn:
+        """A new chat and its first turn in one transaction. Raises NotFound as `create_chat`."""
+        now = self._clock.now()
+        return await self._database.write(
+            lambda db: turns.start_chat(
+                db, user_id, prefix_id, title, user_text, user_token_ids, sampling, now
+            )
+        )
+
+    async def start_turn(
+        self,
+        chat_id: str,
+        *,
+        parent_id: str | None,
+        user_text: str,
+        user_token_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+    ) -> Turn:
+        """The user's message, an empty running answer and the turn, which becomes the active leaf.
+
+        `parent_id` is the answer to go on from, or None for a (new) first message; a message that
+        has one already gets a sibling. Raises NotFound (chat), StaleParent, TurnRunning.
+        """
+        now = self._clock.now()
+        return await self._database.write(
+            lambda db: turns.start(db, chat_id, parent_id, user_text, user_token_ids, sampling, now)
+        )
+
+    async def retry_turn(self, chat_id: str, message_id: str, sampling: Mapping[str, Any]) -> Turn:
+        """Answer the same user's message again, as a sibling of the answer `message_id`.
+
+        Raises NotFound (no such answer in this chat), TurnRunning.
+        """
+        now = self._clock.now()
+        return await self._database.write(
+            lambda db: turns.retry(db, chat_id, message_id, sampling, now)
+        )
+
+    async def running_turn(self, chat_id: str) -> Turn | None:
+        async with self._database.read() as db:
+            return await turns.running(db, chat_id)
+
+    async def turn_of(self, chat_id: str, message_id: str) -> Turn | None:
+        """The turn that made this answer; None when the chat has no such answer."""
+        async with self._database.read() as db:
+            return await turns.of_answer(db, chat_id, message_id)
+
+    async def save_progress(self, progress: Sequence[Progress]) -> None:
+        """Store what running answers have so far, in one transaction; ended ones stay as they are."""
+        await self._database.write(lambda db: turns.save_progress(db, progress))
+
+    async def finish_turn(
+        self,
+        turn_id: str,
+        *,
+        status: EndStatus,
+        finish_reason: str | None,
+        error: str | None,
+        text: str,
+        token_ids: Sequence[int],
+        latency: Latency | None,
+    ) -> bool:
+        """End a turn: its answer and its measurements, in one transaction.
+
+        False, and nothing is changed, when it ended before or its chat was deleted.
+        """
+        now = self._clock.now()
+        return await self._database.write(
+            lambda db: turns.finish(
+                db, turn_id, status, finish_reason, error, text, token_ids, latency, now
+            )
+        )
+
+    async def interrupt_running(self) -> list[Turn]:
+        """End every running turn as interrupted, its answer as last saved; returns those turns.
+
+        For the start after a crash, and for the death of the engine process.
+        """
+        now = self._clock.now()
+        return await self._database.write(lambda db: turns.interrupt_running(db, now))
+
+    # Latency records
+
+    async def chat_latency(self, chat_id: str) -> list[TurnLatency]:
+        """All of a chat's records, oldest first, those of other branches included."""
+        async with self._database.read() as db:
+            return await latencies.of_chat(db, chat_id)
+
+    async def recent_latency(
+        self, *, limit: int = 500, since: datetime | None = None
+    ) -> list[TurnLatency]:
+        """The server's latest records, oldest first."""
+        async with self._database.read() as db:
+            return await latencies.recent(db, limit, since)
+
+
+class _Clock:
+    """Strictly increasing UTC times, so that order by time is the order of the calls."""
+
+    def __init__(self) -> None:
+        self._last = datetime.min.replace(tzinfo=UTC)
+        self._lock = threading.Lock()
+
+    def now(self) -> datetime:
+        with self._lock:
+            self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
+            return self._last
