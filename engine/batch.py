@@ -1,0 +1,93 @@
+"""What one step runs: rows of tokens, where their K/V go, and what they attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.memory.page_pool import PAGE_SIZE
+from engine.memory.prefix_tree import PrefixNode
+from engine.memory.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens [start, end) of a sequence to be run; a decode segment has one."""
+
+    seq: Sequence
+    node: PrefixNode | None
+    start: int
+    end: int
+    wants_logits: bool  # of its last token
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step. Rows [0, num_decode) are decode rows, one a sequence; the rest is prefill.
+
+    Segments are ordered so that the rows of a prefix node are contiguous where they can be:
+    decode rows by node, then prefill rows by node in the opposite order, so that the node in the
+    middle has one run of rows.
+    """
+
+    segments: tuple[Segment, ...]
+    first_rows: tuple[int, ...]  # of each segment
+    num_decode: int
+    token_ids: Tensor  # int64 [num_tokens]
+    positions: Tensor  # int64 [num_tokens]
+    slots: Tensor  # int64 [num_tokens]
+    logit_rows: Tensor  # int64 [num_logits]
+    logit_segments: tuple[Segment, ...]  # one for each row of logits
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
+    """Lay out one step's rows.
+
+    Raises ValueError when there is nothing to run.
+    """
+    if not decode and not prefill:
+        raise ValueError("a step needs at least one segment")
+    order: dict[PrefixNode | None, int] = {}
+    for segment in (*decode, *prefill):
+        order.setdefault(segment.node, len(order))
+    segments = (
+        *sorted(decode, key=lambda s: order[s.node]),
+        *sorted(prefill, key=lambda s: -order[s.node]),
+    )
+    ids: list[int] = []
+    positions: list[npt.NDArray[np.int64]] = []
+    slots: list[npt.NDArray[np.int64]] = []
+    first_rows: list[int] = []
+    logit_rows: list[int] = []
+    for segment in segments:
+        seq = segment.seq
+        first_rows.append(len(ids))
+        ids.extend(seq.ids[segment.start : segment.end])
+        offsets = np.arange(segment.start, segment.end)
+        positions.append(seq.position + offsets)
+        pages = np.array(
+            seq.page_ids[segment.start // PAGE_SIZE : (segment.end - 1) // PAGE_SIZE + 1]
+        )
+        page = pages[offsets // PAGE_SIZE - segment.start // PAGE_SIZE]
+        slots.append(page * PAGE_SIZE + offsets % PAGE_SIZE)
+        if segment.wants_logits:
+            logit_rows.append(len(ids) - 1)
+    return Batch(
+        segments=segments,
+        first_rows=tuple(first_rows),
+        num_decode=len(decode),
+        token_ids=torch.tensor(ids, dtype=torch.int64),
+        positions=torch.from_numpy(np.concatenate(positions)),
+        slots=torch.from_numpy(np.concatenate(slots)),
+        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        logit_segments=tuple(s for s in segments if s.wants_logits),
+    )

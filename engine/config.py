@@ -1,0 +1,30 @@
+"""Settings of the engine process, sent to it by the app at start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+CheckpointMethod = Literal["auto", "hidden", "kv", "recompute"]
+DType = Literal["auto", "fp32", "bf16"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the engine may be told; sizes in bytes, times in seconds."""
+
+    model_dir: str
+    model_name: str
+    dtype: DType = "auto"
+    kv_memory_bytes: int = 1 << 30
+    max_batch: int = 64  # sequences that decode in one step
+    max_queue: int = 64  # requests that wait beyond those running
+    max_context: int = 0  # 0: the model's own
+    prefill_chunk: int = 256  # tokens of prefill in one step, all requests together
+    idle_evict_s: float = 600.0  # a chat idle for longer gives its pages back
+    share_prefix: Literal["auto", "always", "never"] = "auto"
+    checkpoint_method: CheckpointMethod = "auto"
+    checkpoint_dirs: tuple[str, ...] = ()  # empty: nothing is saved
+    checkpoint_cap_bytes: int = 8 << 30
+    staging_bytes: int = 256 << 20
+    num_threads: int = 0  # 0: one per core

@@ -1,0 +1,34 @@
+"""The K/V tensors of all layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.memory.page_pool import PAGE_SIZE
+
+
+class KVCache:
+    """Owns the K/V memory. Written by the kernels that the model and the restorer call only.
+
+    kv [num_layers, 2, num_slots, num_kv_heads, head_dim]; slot = page_id * 64 + offset. Index 0 of
+    the second axis is K after RoPE, index 1 is V.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.kv = torch.zeros(
+            (num_layers, 2, num_pages * PAGE_SIZE, num_kv_heads, head_dim), dtype=dtype
+        )
+        self.k: list[Tensor] = [self.kv[layer, 0] for layer in range(num_layers)]
+        self.v: list[Tensor] = [self.kv[layer, 1] for layer in range(num_layers)]
+
+    @staticmethod
+    def bytes_per_page(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        return num_layers * 2 * PAGE_SIZE * num_kv_heads * head_dim * dtype.itemsize

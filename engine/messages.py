@@ -1,0 +1,212 @@
+"""What app and engine process say to each other: ids, text and records, never tensors.
+
+One msgpack message a frame; the union of each direction is tagged by the struct's name.
+Durations are milliseconds of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Phase = Literal["queued", "restoring", "reading", "answering"]
+FinishReason = Literal["eos", "stop", "length", "cancelled"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. Noise is a function of (seed, position) alone."""
+
+    temperature: float = 0.7  # 0 is greedy
+    top_p: float = 0.95
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One turn: the token ids of the whole path, and how to go on from there.
+
+    The sequence is prefix_ids + history_ids + new_ids. `history_computed` counts the leading
+    history tokens that have had K/V before (all of them, or one fewer when the last sampled
+    token was never run).
+    """
+
+    request_id: str
+    chat_id: str
+    prefix_ids: list[int]
+    history_ids: list[int]
+    history_computed: int
+    new_ids: list[int]
+    sampling: SamplingParams
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Stop a request; confirmed by its `Done` with finish "cancelled"."""
+
+    request_id: str
+
+
+class Warm(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Bring a chat's state back before its next message; lowest priority."""
+
+    chat_id: str
+    prefix_ids: list[int]
+    history_ids: list[int]
+
+
+class Forget(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Drop everything that is held of these chats, on disk too; answered by `Forgotten`."""
+
+    call_id: int
+    chat_ids: list[str]
+
+
+class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answered by `Stats`."""
+
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Flush checkpoints and end the process."""
+
+
+ToEngine = Submit | Cancel | Warm | Forget | GetStats | Shutdown
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Sent once, when the engine can serve."""
+
+    model_name: str
+    family: str
+    dtype: str
+    num_layers: int
+    context_length: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    bytes_per_token_kv: int
+    bytes_per_token_checkpoint: int
+    checkpoint_method: str  # the method in use, never "auto"
+    checkpoint_reason: str  # why, in one sentence
+    fingerprint: str
+    load_ms: float
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where a request stands before its first token; tokens done of total."""
+
+    request_id: str
+    phase: Phase
+    done: int = 0
+    total: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """New token ids and the text that became certain; text may lag behind ids.
+
+    Incomplete UTF-8 and a possible stop string are held back; the concatenation of all texts is
+    the answer, byte for byte.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    text: str
+
+
+class TurnStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The latency record of a turn. Every prompt token is counted in exactly one `*_tokens`.
+
+    tokens_in = prefix_tokens + resident_tokens + restored_tokens + recomputed_tokens + new_tokens,
+    where prefix_tokens are those of the shared prefix (however they came to be resident).
+    """
+
+    queue_ms: float
+    restore_ms: float  # wall time from the first read to the last page written
+    restore_io_ms: float  # time that readers spent in reads and checksums
+    restore_compute_ms: float  # time that the engine spent in restoring kernels
+    restore_method: str  # "" when nothing was restored
+    restore_bytes: int
+    prefill_ms: float
+    ttft_ms: float  # engine's receipt to first token
+    itl_p50_ms: float | None  # None with fewer than two tokens
+    itl_p95_ms: float | None
+    total_ms: float
+    tokens_in: int
+    tokens_out: int
+    prefix_tokens: int
+    resident_tokens: int
+    restored_tokens: int
+    recomputed_tokens: int
+    new_tokens: int
+    batch_size: float  # mean number of sequences in the steps that decoded it
+    prefix_restored_tokens: int = 0  # of prefix_tokens: read from its checkpoint by this turn
+    prefix_computed_tokens: int = 0  # of prefix_tokens: computed by this turn
+    preemptions: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The request ended; all its ids and text were sent before. Never followed by anything."""
+
+    request_id: str
+    finish: FinishReason
+    stats: TurnStats
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The request ended without an answer; `reason` can be shown to its user."""
+
+    request_id: str
+    kind: Literal["context_overflow", "queue_full", "internal", "engine_died"]
+    reason: str
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    call_id: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and counters since the engine started. Bytes and tokens as named."""
+
+    running: int
+    waiting: int
+    restoring: int
+    resident_chats: int
+    prefix_nodes: int
+    pages_total: int
+    pages_free: int
+    steps: int
+    tokens_decoded: int
+    tokens_prefilled: int
+    tokens_restored: int
+    tokens_recomputed: int
+    prefix_tokens_shared: int
+    preemptions: int
+    evictions: int
+    stripes_written: int
+    stripes_dropped: int
+    stripes_rejected: int  # missing, foreign or corrupt
+    disk_bytes: int
+    disk_cap_bytes: int
+    last_step_age_ms: float  # time since the engine's loop last came round
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    call_id: int
+    stats: EngineStats
+
+
+class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine cannot start; `reason` is for the operator. The process ends after it."""
+
+    reason: str
+
+
+FromEngine = EngineInfo | Status | Delta | Done | Failed | Forgotten | Stats | Fatal
+TurnEvent = Status | Delta | Done | Failed

@@ -1,0 +1,1 @@
+"""Weights, decoder, attention, sampler, tokenizer."""

@@ -1,0 +1,83 @@
+"""The forward pass of a Llama-family decoder over one step's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.memory.kv_cache import KVCache
+from engine.model.attention import StepAttention
+from engine.model.weights import Weights
+from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
+from kernels.kv import restore_kv, write_kv
+
+Record = Callable[[int, Tensor], None]
+
+
+class Decoder:
+    """Owns nothing that changes: weights in, rows in, K/V written to the cache, logits out."""
+
+    def __init__(self, weights: Weights, cache: KVCache) -> None:
+        self.weights = weights
+        self._cache = cache
+        c = weights.config
+        self._q_width = c.num_heads * c.head_dim
+        self._kv_width = c.num_kv_heads * c.head_dim
+        self._q_shape = (-1, c.num_heads, c.head_dim)
+        self._kv_shape = (-1, c.num_kv_heads, c.head_dim)
+
+    def forward(self, batch: Batch, attention: StepAttention, record: Record | None) -> Tensor:
+        """Run all layers; returns fp32 logits [num_logits, vocab_size].
+
+        `record(layer, hidden)` sees the input of each layer before its norm, [num_tokens,
+        hidden_size]; it must copy what it keeps.
+        """
+        w, cache = self.weights, self._cache
+        eps = w.config.rms_norm_eps
+        hidden = w.embedding[batch.token_ids]
+        attended = torch.empty((batch.num_tokens, self._q_width), dtype=w.dtype)
+        by_head = attended.view(self._q_shape)
+        normed = rms_norm(hidden, w.layers[0].input_norm, eps)
+        for i, layer in enumerate(w.layers):
+            if record is not None:
+                record(i, hidden)
+            qkv = layer.qkv(normed)
+            q, k, v = qkv.split((self._q_width, self._kv_width, self._kv_width), dim=1)
+            q = q.unflatten(1, self._q_shape[1:])
+            k = k.unflatten(1, self._kv_shape[1:])
+            v = v.unflatten(1, self._kv_shape[1:])
+            k_cache, v_cache = cache.k[i], cache.v[i]
+            write_kv(q, k, v, w.cos_sin, batch.positions, batch.slots, k_cache, v_cache)
+            attention(q, k_cache, v_cache, by_head)
+            normed = add_rms_norm(layer.o(attended), hidden, layer.post_norm, eps)
+            mlp = layer.down(silu_mul(layer.gate_up(normed)))
+            last = i + 1 == len(w.layers)
+            following = w.final_norm if last else w.layers[i + 1].input_norm
+            normed = add_rms_norm(mlp, hidden, following, eps)
+        rows = normed[batch.logit_rows] if len(batch.logit_rows) < len(normed) else normed
+        if len(rows) == 0:
+            return torch.empty((0, w.config.vocab_size))
+        return w.head(rows.contiguous()).float()
+
+    def restore(self, layer: int, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Write one layer's K/V of rows whose hidden states came back.
+
+        hidden [n, hidden_size], the layer's input before its norm; positions, slots int64 [n].
+        """
+        w = self.weights
+        weights = w.layers[layer]
+        k_cache, v_cache = self._cache.k[layer], self._cache.v[layer]
+        restore_kv(
+            hidden,
+            weights.input_norm,
+            w.config.rms_norm_eps,
+            weights.kv,
+            w.cos_sin,
+            positions,
+            slots,
+            k_cache,
+            v_cache,
+        )

@@ -1,0 +1,126 @@
+"""One generation: what was asked, how far it is, and what it cost."""
+
+from __future__ import annotations
+
+import enum
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from engine.memory.prefix_tree import PrefixNode
+from engine.memory.sequence import Sequence
+from engine.messages import Submit, TurnStats
+
+if TYPE_CHECKING:
+    from engine.model.output import OutputText
+    from engine.restoration.restore import RestoreJob
+
+
+def now() -> float:
+    """Monotonic seconds, the clock of every figure here."""
+    return time.perf_counter()
+
+
+class State(enum.Enum):
+    WAITING = "waiting"  # holds nothing
+    RESTORING = "restoring"  # holds pages; chunks are being read
+    PREFILL = "prefill"  # tokens without K/V remain
+    DECODE = "decode"  # only the last sampled token has no K/V
+    FINISHED = "finished"
+
+
+class Timing:
+    """When things happened to a request; seconds of `now()`."""
+
+    def __init__(self, received: float) -> None:
+        self.received = received
+        self.admitted: float | None = None
+        self.prefill_began: float | None = None
+        self.first_token: float | None = None
+        self.tokens: list[float] = []
+
+
+class Request:
+    """Owns one generation's state. Scheduler and engine thread only."""
+
+    def __init__(self, submit: Submit, received: float) -> None:
+        self.id = submit.request_id
+        self.chat_id = submit.chat_id
+        self.submit = submit
+        self.sampling = submit.sampling
+        self.state = State.WAITING
+        self.prompt = [*submit.history_ids, *submit.new_ids]
+        self.output: list[int] = []
+        self.node: PrefixNode | None = None
+        self.seq: Sequence | None = None
+        self.todo: list[tuple[int, int]] = []  # half-open ranges of seq that still need K/V
+        self.restore: RestoreJob | None = None
+        self.text: OutputText | None = None
+        self.cancelled = False
+        self.arrival = 0  # order of arrival; the youngest is preempted first
+        # what the record of the turn needs
+        self.timing = Timing(received)
+        self.restore_ms = 0.0
+        self.restore_io_ms = 0.0
+        self.restore_compute_ms = 0.0
+        self.restore_bytes = 0
+        self.restore_method = ""
+        self.resident_tokens = 0
+        self.restored_tokens = 0
+        self.recomputed_tokens = 0
+        self.prefix_restored_tokens = 0
+        self.prefix_computed_tokens = 0
+        self.preemptions = 0
+        self.decode_steps = 0
+        self.decode_rows = 0
+
+    @property
+    def position(self) -> int:
+        """Position of the request's first private token: the length of its prefix."""
+        return len(self.submit.prefix_ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """All private token ids: the prompt and what was sampled."""
+        return self.prompt + self.output
+
+    def stats(self, ended: float) -> TurnStats:
+        """The latency record, milliseconds."""
+        t = self.timing
+        gaps = [(b - a) * 1e3 for a, b in zip(t.tokens, t.tokens[1:], strict=False)]
+        prompt = len(self.prompt)
+        reused = self.resident_tokens + self.restored_tokens + self.recomputed_tokens
+        first = t.first_token
+        return TurnStats(
+            queue_ms=((t.admitted or ended) - t.received) * 1e3,
+            restore_ms=self.restore_ms,
+            restore_io_ms=self.restore_io_ms,
+            restore_compute_ms=self.restore_compute_ms,
+            restore_method=self.restore_method,
+            restore_bytes=self.restore_bytes,
+            prefill_ms=((first or ended) - t.prefill_began) * 1e3 if t.prefill_began else 0.0,
+            ttft_ms=((first or ended) - t.received) * 1e3,
+            itl_p50_ms=statistics.median(gaps) if gaps else None,
+            itl_p95_ms=percentile(gaps, 95) if gaps else None,
+            total_ms=(ended - t.received) * 1e3,
+            tokens_in=self.position + prompt,
+            tokens_out=len(self.output),
+            prefix_tokens=self.position,
+            resident_tokens=self.resident_tokens,
+            restored_tokens=self.restored_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+            new_tokens=prompt - reused,
+            batch_size=self.decode_rows / self.decode_steps if self.decode_steps else 0.0,
+            prefix_restored_tokens=self.prefix_restored_tokens,
+            prefix_computed_tokens=self.prefix_computed_tokens,
+            preemptions=self.preemptions,
+        )
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The nearest-rank percentile of a non-empty list."""
+    ordered = sorted(values)
+    rank = -(-percent * len(ordered) // 100)
+    return ordered[max(rank, 1) - 1]
+
+

@@ -1,0 +1,1 @@
+"""Checkpoint (saving) and restore (loading) of a chat's state, by plan."""

@@ -1,0 +1,238 @@
+"""Saving: hidden states are staged while layers run, full chunks go to the store's writer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.memory.kv_cache import KVCache
+from engine.memory.page_pool import PAGE_SIZE
+from engine.memory.sequence import Sequence
+from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.plan import CheckpointPlan
+
+CODING = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens [start, end) of a sequence, in the rows from `row` on of this step's batch."""
+
+    seq: Sequence
+    start: int
+    end: int
+    row: int
+
+
+@dataclass
+class _Slot:
+    """A staging buffer that collects one stripe; rows [0, rows) are valid."""
+
+    index: int
+    rows: int
+
+
+class Recorder:
+    """Owns the staging buffers: the engine thread fills them, the store's writer reads them.
+
+    staging [num_buffers, hidden_layers, 64, hidden_size]. K/V chunks need no staging while layers
+    run: a stripe is exactly a page, from which they are copied once it is full or flushed. The
+    engine never waits for the disk: without a free buffer the chunk is dropped and counted.
+    """
+
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        cache: KVCache,
+        store: ChunkStore,
+        fingerprint: bytes,
+        hidden_size: int,
+        budget_bytes: int,
+    ) -> None:
+        self.plan = plan
+        self.fingerprint = fingerprint
+        self.stripes_dropped = 0
+        self._cache = cache
+        self._store = store
+        self._dtype = cache.kv.dtype
+        self._budget = budget_bytes
+        self._layer_index = {layer: i for i, layer in enumerate(plan.hidden_layers)}
+        self._kv_layers = torch.tensor(plan.kv_layers, dtype=torch.int64)
+        hidden = len(plan.hidden_layers)
+        buffer_bytes = hidden * PAGE_SIZE * hidden_size * self._dtype.itemsize
+        count = budget_bytes // 2 // buffer_bytes if hidden else 0
+        if hidden and count == 0:
+            raise ValueError(f"staging of {budget_bytes} bytes holds no stripe of {buffer_bytes}")
+        self._staging = torch.empty((count, hidden, PAGE_SIZE, hidden_size), dtype=self._dtype)
+        self._flat = self._staging.view(-1, hidden_size) if hidden else self._staging
+        self._free = list(range(count))
+        self._slots: dict[Sequence, dict[int, _Slot]] = {}
+        self._idle: OrderedDict[Sequence, None] = OrderedDict()  # resident chats with a buffer
+        self._in_flight_bytes = 0
+        self._ended: deque[tuple[int | None, int, bool]] = deque()  # from the writer thread
+        self._rows: Tensor | None = None
+        self._target: Tensor | None = None
+
+    # -- while a step runs ---------------------------------------------------------------------
+
+    def begin_step(self, spans: Seq[Span]) -> None:
+        """Give every token of this step its row in a staging buffer."""
+        self._collect()
+        if not self._layer_index:
+            return
+        rows: list[npt.NDArray[np.int64]] = []
+        targets: list[npt.NDArray[np.int64]] = []
+        layers = len(self._layer_index)
+        for span in spans:
+            self._idle.pop(span.seq, None)
+            at = span.start
+            while at < span.end:
+                stripe, offset = divmod(at, PAGE_SIZE)
+                count = min(span.end - at, PAGE_SIZE - offset)
+                slot = self._slot(span.seq, stripe, offset)
+                if slot is not None:
+                    first = slot.index * layers * PAGE_SIZE + offset
+                    targets.append(np.arange(first, first + count))
+                    row = span.row + at - span.start
+                    rows.append(np.arange(row, row + count))
+                    slot.rows = offset + count
+                at += count
+        if rows:
+            self._rows = torch.from_numpy(np.concatenate(rows))
+            self._target = torch.from_numpy(np.concatenate(targets))
+        else:
+            self._rows = self._target = None
+
+    def record(self, layer: int, hidden: Tensor) -> None:
+        """Stage the input of a layer.
+
+        hidden [num_tokens, hidden_size], before the layer's norm.
+        """
+        index = self._layer_index.get(layer)
+        if index is None or self._rows is None or self._target is None:
+            return
+        source = hidden if len(self._rows) == len(hidden) else hidden[self._rows]
+        self._flat.index_copy_(0, self._target + index * PAGE_SIZE, source)
+
+    def end_step(self, spans: Seq[Span]) -> None:
+        """Hand the stripes that became full to the writer."""
+        for span in spans:
+            for stripe in range(span.start // PAGE_SIZE, span.end // PAGE_SIZE):
+                self._submit(span.seq, stripe, PAGE_SIZE)
+
+    # -- at the end of a turn ------------------------------------------------------------------
+
+    def flush(self, seq: Sequence) -> None:
+        """Hand the partial last stripe to the writer; its buffer stays for what follows."""
+        stripe, rows = divmod(seq.num_computed, PAGE_SIZE)
+        if rows and seq.num_computed > seq.num_saved:
+            self._submit(seq, stripe, rows)
+        if seq in self._slots:
+            self._idle[seq] = None
+
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """The sequence was cut to `num_tokens`; rows staged beyond are void."""
+        slots = self._slots.get(seq, {})
+        stripe, rows = divmod(num_tokens, PAGE_SIZE)
+        for number in [s for s in slots if s > stripe or (s == stripe and rows == 0)]:
+            self._free.append(slots.pop(number).index)
+        if stripe in slots:
+            slots[stripe].rows = min(slots[stripe].rows, rows)
+
+    def adopt(self, seq: Sequence, stripe: int, layer: int, rows: Tensor) -> None:
+        """Take restored rows [n, hidden_size] of a partial stripe, so that it can be extended."""
+        index = self._layer_index.get(layer)
+        if index is None:
+            return
+        slot = self._slots.get(seq, {}).get(stripe) or self._slot(seq, stripe, 0)
+        if slot is not None:
+            self._staging[slot.index, index, : len(rows)] = rows
+            slot.rows = len(rows)
+
+    def drop(self, seq: Sequence) -> None:
+        """The sequence gives up its memory; its buffers return."""
+        self._idle.pop(seq, None)
+        for slot in self._slots.pop(seq, {}).values():
+            self._free.append(slot.index)
+
+    # -- internals -----------------------------------------------------------------------------
+
+    def _slot(self, seq: Sequence, stripe: int, offset: int) -> _Slot | None:
+        """The buffer of a stripe whose rows before `offset` are staged; None without one."""
+        slots = self._slots.setdefault(seq, {})
+        slot = slots.get(stripe)
+        if slot is not None and slot.rows >= offset:
+            return slot
+        if offset > 0 or slot is not None:
+            return None  # its first rows were never staged: this stripe cannot be saved
+        if not self._free and self._idle:
+            oldest, _ = self._idle.popitem(last=False)
+            for idle in self._slots.pop(oldest).values():
+                self._free.append(idle.index)
+        if not self._free:
+            return None
+        slot = slots[stripe] = _Slot(self._free.pop(), 0)
+        return slot
+
+    def _submit(self, seq: Sequence, stripe: int, rows: int) -> None:
+        start = stripe * PAGE_SIZE
+        if start + rows <= seq.num_saved or not (self._layer_index or len(self._kv_layers)):
+            return
+        buffers: dict[int, Tensor] = {}
+        in_flight = 0
+        slot_index: int | None = None
+        partial = rows < PAGE_SIZE
+        if self._layer_index:
+            slot = self._slots.get(seq, {}).get(stripe)
+            if slot is None or slot.rows < rows:
+                self.stripes_dropped += 1
+                return
+            staged = self._staging[slot.index, :, :rows]
+            if partial:
+                staged = staged.clone()  # the rows may change while the writer reads
+                in_flight += staged.nbytes
+            buffers |= {layer: staged[i] for layer, i in self._layer_index.items()}
+        if len(self._kv_layers):
+            first = seq.page_ids[stripe] * PAGE_SIZE
+            kv = self._cache.kv[:, :, first : first + rows]
+            whole = len(self._kv_layers) == len(kv)
+            copied = kv.contiguous() if whole else kv[self._kv_layers]
+            in_flight += copied.nbytes
+            buffers |= {layer: copied[i] for i, layer in enumerate(self.plan.kv_layers)}
+        if self._in_flight_bytes + in_flight > self._budget // 2:
+            self.stripes_dropped += 1
+            return
+        if self._layer_index and not partial:
+            slot_index = self._slots[seq].pop(stripe).index
+        self._in_flight_bytes += in_flight
+        seq.num_saved = start + rows
+        order = sorted(buffers)
+        ended = self._ended
+
+        def done(durable: bool) -> None:
+            ended.append((slot_index, in_flight, durable))
+
+        self._store.append(
+            owner=seq.owner,
+            fingerprint=self.fingerprint,
+            start=start,
+            parent_digest=seq.stripe_digest(stripe),
+            ids=seq.array(start, start + rows),
+            chunks=[(i, self.plan.methods[i], CODING[self._dtype]) for i in order],
+            payload=[buffers[i].reshape(-1).view(torch.uint8).numpy() for i in order],
+            done=done,
+        )
+
+    def _collect(self) -> None:
+        """Take back what the writer is done with."""
+        while self._ended:
+            slot, in_flight, _ = self._ended.popleft()
+            self._in_flight_bytes -= in_flight
+            if slot is not None:
+                self._free.append(slot)
