@@ -1,0 +1,313 @@
+"""Where models come from, and whether they can be used. Torch-free.
+
+A model is a directory in Hugging Face's layout: config.json, tokenizer.json, safetensors weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.errors import ModelError
+from engine.model.weight_files import read_headers
+
+EMBEDDED = "embedded"
+EMBEDDED_NAME = "smollm2-135m-instruct"
+EMBEDDED_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SUPPORTED = (
+    "supported are Llama models (LlamaForCausalLM) without RoPE scaling, biases or quantisation, "
+    "with fp32, fp16 or bf16 weights in safetensors files"
+)
+_DTYPES: dict[str, WeightDType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "*.jinja",
+    "*.safetensors",
+]
+_HUB_FILES += ["*.safetensors.index.json"]
+_HUB_COMPLETE = ".complete"
+
+WeightDType = Literal["fp32", "fp16", "bf16"]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The geometry of a decoder, as its directory states it."""
+
+    family: Literal["llama"]
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    rope_theta: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    dtype: WeightDType  # of the projections on disk
+
+
+class _HFConfig(msgspec.Struct, kw_only=True):
+    """The fields of a LlamaForCausalLM config.json that matter here, with the family's defaults."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rope_theta: float | None = None
+    rope_scaling: dict[str, object] | None = None
+    rope_parameters: dict[str, object] | None = None
+    partial_rotary_factor: float = 1.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: str = "silu"
+    eos_token_id: int | list[int] | None = None
+
+
+class _Digests(msgspec.Struct):
+    source: str
+    files: dict[str, str]
+
+
+def embedded_model_dir(data_dir: Path) -> Path:
+    """Where set-up leaves the embedded model."""
+    return data_dir / "models" / EMBEDDED_NAME
+
+
+def resolve_model(spec: str, data_dir: Path, progress: Callable[[str], None]) -> Path:
+    """The directory of the model that `spec` names, complete and readable.
+
+    `spec` is "embedded", a directory in Hugging Face's layout, or a hub id ("owner/name"), which
+    is downloaded into the data directory once. Raises ModelError when the model is missing,
+    damaged or cannot be fetched.
+    """
+    if spec == EMBEDDED:
+        model_dir = embedded_model_dir(data_dir)
+        progress(f"verifying the embedded model in {model_dir}")
+        verify_embedded(model_dir)
+    elif Path(spec).expanduser().is_dir():
+        model_dir = Path(spec).expanduser().resolve()
+    elif Path(spec).exists():
+        raise ModelError(f"{spec} is a file; a model is given as a directory or a hub id")
+    elif _HUB_ID.fullmatch(spec):
+        model_dir = _from_hub(spec, data_dir, progress)
+    else:
+        raise ModelError(
+            f"there is no model {spec!r}: give 'embedded', an existing directory, "
+            "or a hub id such as 'owner/name'"
+        )
+    for name in ("config.json", "tokenizer.json"):
+        if not (model_dir / name).is_file():
+            raise ModelError(
+                f"the model in {model_dir} cannot be used: it has no {name}; {SUPPORTED}"
+            )
+    return model_dir
+
+
+def verify_embedded(model_dir: Path) -> None:
+    """Check every file of the embedded model against its digest. Raises ModelError."""
+    from engine.model.gguf_import import DIGESTS_FILE, sha256_of  # slow import, seldom needed
+
+    hint = "run `make setup` to make it again"
+    try:
+        digests = msgspec.json.decode((model_dir / DIGESTS_FILE).read_bytes(), type=_Digests)
+    except FileNotFoundError:
+        raise ModelError(f"the embedded model is missing in {model_dir}; {hint}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        raise ModelError(f"{model_dir / DIGESTS_FILE} is damaged ({error}); {hint}") from None
+    if digests.source != EMBEDDED_GGUF_SHA256:
+        raise ModelError(f"the model in {model_dir} was made from another file; {hint}")
+    for name, digest in digests.files.items():
+        path = model_dir / name
+        if not path.is_file() or sha256_of(path) != digest:
+            raise ModelError(
+                f"the embedded model is damaged: {path} is not as set-up wrote it; {hint}"
+            )
+
+
+def read_model_config(model_dir: Path) -> ModelConfig:
+    """Geometry of the model in a directory whose weights were checked to be all there.
+
+    Reads headers only: names, shapes and file sizes. Raises ModelError, naming the directory, the
+    fault and what is supported.
+    """
+    try:
+        config = _geometry(model_dir)
+        return _with_weights(model_dir, config)
+    except ModelError as error:
+        message = f"the model in {model_dir} cannot be used: {error}; {SUPPORTED}"
+        raise ModelError(message) from error
+
+
+def _geometry(model_dir: Path) -> ModelConfig:
+    """What config.json says, refused unless all of it is supported; dtype is not known yet."""
+    raw, fields = _read_json(model_dir / "config.json")
+    architectures = fields.get("architectures")
+    if architectures != ["LlamaForCausalLM"] or fields.get("model_type", "llama") != "llama":
+        family = architectures or fields.get("model_type")
+        raise ModelError(f"its family is {family!r}")
+    if fields.get("quantization_config") or fields.get("compression_config"):
+        raise ModelError("its weights are quantised")
+    try:
+        hf = msgspec.json.decode(raw, type=_HFConfig)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"its config.json is damaged: {error}") from None
+    if hf.attention_bias or hf.mlp_bias:
+        raise ModelError("its projections have biases")
+    if hf.hidden_act != "silu":
+        raise ModelError(f"its activation is {hf.hidden_act!r}, not 'silu'")
+    num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
+    head_dim = hf.head_dim or hf.hidden_size // max(1, hf.num_attention_heads)
+    sizes = [hf.num_hidden_layers, hf.hidden_size, hf.num_attention_heads, num_kv_heads, head_dim]
+    sizes += [hf.intermediate_size, hf.vocab_size, hf.max_position_embeddings]
+    if min(sizes) < 1 or hf.num_attention_heads % num_kv_heads or head_dim % 2:
+        raise ModelError(
+            f"its sizes do not fit together: {hf.num_attention_heads} heads, {num_kv_heads} key "
+            f"and value heads of {head_dim}, {hf.num_hidden_layers} layers of {hf.hidden_size}"
+        )
+    return ModelConfig(
+        family="llama",
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=hf.intermediate_size,
+        vocab_size=hf.vocab_size,
+        rope_theta=_rope_theta(hf),
+        rms_norm_eps=hf.rms_norm_eps,
+        max_position_embeddings=hf.max_position_embeddings,
+        tie_word_embeddings=hf.tie_word_embeddings,
+        eos_token_ids=_eos_token_ids(model_dir, hf),
+        dtype="fp32",
+    )
+
+
+def _read_json(path: Path) -> tuple[bytes, dict[str, object]]:
+    try:
+        raw = path.read_bytes()
+        fields = json.loads(raw)
+    except OSError as error:
+        raise ModelError(f"its {path.name} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ModelError(f"its {path.name} is damaged: {error}") from None
+    if not isinstance(fields, dict):
+        raise ModelError(f"its {path.name} is damaged: it holds no object")
+    return raw, fields
+
+
+def _rope_theta(hf: _HFConfig) -> float:
+    theta: object = hf.rope_theta
+    partial: object = hf.partial_rotary_factor
+    for parameters in (hf.rope_scaling, hf.rope_parameters):
+        if parameters is None:
+            continue
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind != "default":
+            raise ModelError(f"it uses RoPE scaling of type {kind!r}")
+        theta = parameters.get("rope_theta", theta)
+        partial = parameters.get("partial_rotary_factor", partial)
+    if partial != 1.0:
+        raise ModelError(f"it rotates only {partial!r} of each head")
+    theta = 10000.0 if theta is None else theta
+    if not isinstance(theta, int | float) or theta <= 0:
+        raise ModelError(f"its rope_theta is {theta!r}")
+    return float(theta)
+
+
+def _eos_token_ids(model_dir: Path, hf: _HFConfig) -> tuple[int, ...]:
+    """Every id that ends a turn, from generation_config.json and config.json."""
+    values: list[object] = [hf.eos_token_id]
+    if (model_dir / "generation_config.json").is_file():
+        values.append(_read_json(model_dir / "generation_config.json")[1].get("eos_token_id"))
+    ids: set[int] = set()
+    for value in values:
+        for token_id in value if isinstance(value, list) else [value]:
+            if isinstance(token_id, int):
+                ids.add(token_id)
+    if not ids:
+        raise ModelError("it names no end-of-turn token (eos_token_id)")
+    if not all(0 <= token_id < hf.vocab_size for token_id in ids):
+        raise ModelError(f"its end-of-turn tokens {sorted(ids)} are not all in the vocabulary")
+    return tuple(sorted(ids))
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a model of this geometry needs."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_width = config.num_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            prefix + "input_layernorm.weight": (hidden,),
+            prefix + "self_attn.q_proj.weight": (q_width, hidden),
+            prefix + "self_attn.k_proj.weight": (kv_width, hidden),
+            prefix + "self_attn.v_proj.weight": (kv_width, hidden),
+            prefix + "self_attn.o_proj.weight": (hidden, q_width),
+            prefix + "post_attention_layernorm.weight": (hidden,),
+            prefix + "mlp.gate_proj.weight": (inner, hidden),
+            prefix + "mlp.up_proj.weight": (inner, hidden),
+            prefix + "mlp.down_proj.weight": (hidden, inner),
+        }
+    return shapes
+
+
+def _with_weights(model_dir: Path, config: ModelConfig) -> ModelConfig:
+    """The config with the weights' dtype, after a check that each tensor is there."""
+    tensors = read_headers(model_dir)
+    for name, shape in weight_shapes(config).items():
+        if name not in tensors:
+            raise ModelError(f"its weights lack {name}")
+        _, tensor = tensors[name]
+        if tensor.shape != shape:
+            raise ModelError(
+                f"{name} has shape {list(tensor.shape)}, its config.json says {list(shape)}"
+            )
+        if tensor.dtype not in _DTYPES:
+            raise ModelError(f"{name} has elements of type {tensor.dtype}")
+    _, projection = tensors["model.layers.0.mlp.down_proj.weight"]
+    return msgspec.structs.replace(config, dtype=_DTYPES[projection.dtype])
+
+
+def _from_hub(repo_id: str, data_dir: Path, progress: Callable[[str], None]) -> Path:
+    """Download a repository's model files once. Raises ModelError when that fails."""
+    target = data_dir / "models" / "hub" / repo_id.replace("/", "--")
+    if (target / _HUB_COMPLETE).is_file():
+        return target
+    import httpx2  # the hub client's transport
+    from huggingface_hub import snapshot_download
+
+    progress(f"downloading {repo_id} to {target}")
+    faults = (OSError, ValueError, RuntimeError, httpx2.HTTPError)
+    try:
+        snapshot_download(repo_id, local_dir=target, allow_patterns=_HUB_FILES)
+    except faults as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"the model {repo_id!r} is no directory here and could not be downloaded: {reason}"
+        ) from error
+    (target / _HUB_COMPLETE).touch()
+    return target
