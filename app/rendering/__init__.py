@@ -1,0 +1,16 @@
+"""Text to safe HTML: markdown, highlighted code, an allow-list sanitiser, block by block."""
+
+from app.rendering.blocks import BlockRenderer, BlockUpdate
+from app.rendering.finished import FinishedHtml
+from app.rendering.markdown import RENDERER_VERSION, render_blocks, render_markdown
+from app.rendering.plain import render_plain
+
+__all__ = [
+    "RENDERER_VERSION",
+    "BlockRenderer",
+    "BlockUpdate",
+    "FinishedHtml",
+    "render_blocks",
+    "render_markdown",
+    "render_plain",
+]

@@ -1,0 +1,12 @@
+"""What stands between a browser and the routes: Host, Origin, CSRF, login cookie, headers.
+
+Wiring: give `SecurityPlugin` to Litestar, and set `app.state.repository` in a lifespan of the
+app's own (those run before the plugin's). Handlers and templates use `current_user`,
+`ensure_user`, `csrf_token`.
+"""
+
+from app.security.csrf import csrf_token
+from app.security.login import current_user, ensure_user, sign_in
+from app.security.plugin import SecurityPlugin
+
+__all__ = ["SecurityPlugin", "csrf_token", "current_user", "ensure_user", "sign_in"]

@@ -1,0 +1,101 @@
+"""Refuses requests that do not come from our own pages, before any route sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from litestar.connection import Request
+from litestar.enums import RequestEncodingType, ScopeType
+from litestar.exceptions import HTTPException, PermissionDeniedException
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from app.security.csrf import CSRF_FIELD, CSRF_HEADER, CsrfSigner
+from app.security.hosts import AllowedHosts
+from app.security.scope import header_values
+
+API_PREFIX = "/v1"
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_FORM_TYPES = frozenset({RequestEncodingType.URL_ENCODED, RequestEncodingType.MULTI_PART})
+
+
+class UnsupportedMediaType(HTTPException):
+    """A browser route takes forms only: a JSON or text body is no form of ours."""
+
+    status_code = 415
+
+
+class RequestGuard(ASGIMiddleware):
+    """Host for all; Origin, content type and CSRF token for unsafe methods outside /v1."""
+
+    scopes = (ScopeType.HTTP,)
+
+    def __init__(self, allowed_hosts: AllowedHosts) -> None:
+        self._allowed_hosts = allowed_hosts
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Pass the request on, or answer 400 (Host), or raise 403 or 415."""
+        if not self._allowed_hosts.allows(header_values(scope, b"host")):
+            await _refuse_host(send)
+            return
+        if _needs_token(scope):
+            _check_origin(scope)
+            await _check_token(scope, receive)
+        await next_app(scope, receive, send)
+
+
+def is_api_path(path: str) -> bool:
+    """Tell whether a path is of the API, which takes bearer keys and never cookies."""
+    return path == API_PREFIX or path.startswith(API_PREFIX + "/")
+
+
+def _needs_token(scope: Scope) -> bool:
+    return scope["method"] not in _SAFE_METHODS and not is_api_path(scope["path"])  # type: ignore[typeddict-item]
+
+
+async def _refuse_host(send: Send) -> None:
+    body = b"This server does not answer to that host name. See the setting allowed_hosts.\n"
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _check_origin(scope: Scope) -> None:
+    """Raise unless the browser, where it says so, sends from a page of this very host.
+
+    Under our referrer policy `no-referrer` browsers send `Origin: null` with our own forms:
+    then `Sec-Fetch-Site` decides, and where that is missing (plain HTTP beyond loopback) the
+    token alone.
+    """
+    if any(site not in ("same-origin", "none") for site in header_values(scope, b"sec-fetch-site")):
+        raise PermissionDeniedException("This request came from another site.")
+    host = header_values(scope, b"host")[0].lower()
+    for origin in header_values(scope, b"origin"):
+        parts = urlsplit(origin.lower())
+        if origin != "null" and not (parts.scheme in ("http", "https") and parts.netloc == host):
+            raise PermissionDeniedException("This request came from another site.")
+
+
+async def _check_token(scope: Scope, receive: Receive) -> None:
+    request: Request[Any, Any, Any] = scope["litestar_app"].request_class(scope, receive)
+    has_body = (
+        "content-type" in request.headers or request.headers.get("content-length", "0") != "0"
+    )
+    content_type, _ = request.content_type
+    is_form = content_type in _FORM_TYPES
+    if has_body and not is_form:
+        raise UnsupportedMediaType("Send this as a form.")
+    given = header_values(scope, CSRF_HEADER)
+    if not given and is_form:
+        # The parsed form stays in the scope, so the handler reads it again at no cost.
+        field = (await request.form()).get(CSRF_FIELD)
+        given = [field] if isinstance(field, str) else []
+    signer: CsrfSigner = request.app.state.csrf_signer
+    if len(given) != 1 or given[0] not in signer.valid_cookies(scope):
+        raise PermissionDeniedException(
+            "This page is out of date or its cookies are blocked. Reload it and try again."
+        )
