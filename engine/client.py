@@ -1,0 +1,277 @@
+"""What the app talks to: the engine process, started, watched and restarted from here."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.connection import EngineProcess
+from engine.errors import EngineUnavailable, ModelError
+from engine.messages import (
+    Cancel,
+    Delta,
+    Done,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    Fatal,
+    Forget,
+    Forgotten,
+    FromEngine,
+    GetStats,
+    Shutdown,
+    Stats,
+    Status,
+    Submit,
+    Warm,
+)
+from engine.turn_stream import Places, Reservation, TurnStream
+
+__all__ = ["DEFAULT_COMMAND", "Engine", "EngineClient", "Reservation", "TurnStream"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_COMMAND = (sys.executable, "-m", "app.engine_process")
+RESTART_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # the last one repeats
+STEADY_S = 60.0  # a process that lived this long is restarted with the first delay again
+DIED = "The engine stopped while it worked on this answer. It is being started again."
+
+
+class Engine(Protocol):
+    """What the app needs of an engine, embedded or remote. Called on the app's event loop."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def reserve(self) -> Reservation:
+        """Hold one place of the bounded queue. Raises QueueFull or EngineUnavailable."""
+
+    def submit(self, turn: Submit, reservation: Reservation) -> TurnStream:
+        """Start a turn; its end releases the reservation."""
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a turn; returns when the engine confirmed it (its stream has ended)."""
+
+    async def warm(self, warm: Warm) -> None:
+        """Ask for a chat's state to be brought back; nothing confirms it."""
+
+    async def forget(self, chat_ids: Sequence[str]) -> None:
+        """Delete what is held of these chats; returns when that is done.
+
+        Raises EngineUnavailable.
+        """
+
+    async def stats(self) -> EngineStats:
+        """Raises EngineUnavailable."""
+
+    def on_death(self, callback: Callable[[], None]) -> None:
+        """Call back after the engine died and its running turns were failed."""
+
+    async def close(self) -> None:
+        """Let the engine flush what it has to save, and end it."""
+
+
+class EngineClient:
+    """Owns the engine process and every running turn's stream. Used on one event loop."""
+
+    def __init__(self, config: EngineConfig, command: Sequence[str]) -> None:
+        """Use `start`."""
+        self._config = config
+        self._command = tuple(command)
+        self._places = Places(config.max_batch + config.max_queue)
+        self._streams: dict[str, tuple[TurnStream, Reservation]] = {}
+        self._calls: dict[int, asyncio.Future[Forgotten | Stats]] = {}
+        self._call_ids = itertools.count(1)
+        self._death_callbacks: list[Callable[[], None]] = []
+        self._process: EngineProcess | None = None
+        self._info: EngineInfo | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, *, command: Sequence[str] | None = None
+    ) -> EngineClient:
+        """Start the engine process and wait until it can serve.
+
+        `command` is run with the number of its end of the socket appended. Raises ModelError with
+        the engine's own reason, EngineUnavailable if the process ends without giving one.
+        """
+        client = cls(config, DEFAULT_COMMAND if command is None else command)
+        process = await client._launch()
+        client._watcher = asyncio.create_task(client._watch(process), name="engine watcher")
+        return client
+
+    @property
+    def info(self) -> EngineInfo:
+        """As the engine last sent it."""
+        assert self._info is not None, "start() returns after it was received"
+        return self._info
+
+    @property
+    def alive(self) -> bool:
+        """The engine process runs and can serve."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def reserve(self) -> Reservation:
+        """Hold one of `max_batch + max_queue` places. Raises QueueFull, EngineUnavailable."""
+        if not self.alive:
+            raise EngineUnavailable("the engine is not running; it is being started again")
+        return self._places.take()
+
+    def submit(self, turn: Submit, reservation: Reservation) -> TurnStream:
+        """Start a turn. If the engine died meanwhile, the stream consists of that failure.
+
+        Raises ValueError when the request id is running already or the reservation was released.
+        """
+        if turn.request_id in self._streams:
+            raise ValueError(f"request {turn.request_id} is running already")
+        if not reservation.held:
+            raise ValueError("the reservation was released")
+        stream = TurnStream(turn.request_id)
+        if self._process is None:
+            self._end(stream, reservation)
+            return stream
+        self._process.send(turn)
+        self._streams[turn.request_id] = (stream, reservation)
+        return stream
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a turn; returns when its stream has ended. An unknown id has ended already."""
+        entry = self._streams.get(request_id)
+        if entry is None or self._process is None:
+            return
+        self._process.send(Cancel(request_id=request_id))
+        await entry[0].wait_ended()
+
+    async def warm(self, warm: Warm) -> None:
+        """Ask for a chat's state to be brought back; dropped when the engine is not running."""
+        if self._process is not None:
+            self._process.send(warm)
+
+    async def forget(self, chat_ids: Sequence[str]) -> None:
+        """Delete what is held of these chats, on disk too. Raises EngineUnavailable."""
+        call_id = next(self._call_ids)
+        await self._call(call_id, Forget(call_id=call_id, chat_ids=list(chat_ids)))
+
+    async def stats(self) -> EngineStats:
+        """Answered between two steps of the engine. Raises EngineUnavailable."""
+        call_id = next(self._call_ids)
+        answer = await self._call(call_id, GetStats(call_id=call_id))
+        assert isinstance(answer, Stats)
+        return answer.stats
+
+    def on_death(self, callback: Callable[[], None]) -> None:
+        """Call back on the event loop after the process died and running turns were failed."""
+        self._death_callbacks.append(callback)
+
+    async def close(self, *, limit_s: float = 15.0) -> None:
+        """Let the engine flush its checkpoints; kill it when it takes longer than `limit_s`."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.wait([watcher])
+        process, self._process = self._process, None
+        if process is not None:
+            process.send(Shutdown())
+            await process.end(limit_s)
+        self._fail_running("The server is shutting down.")
+
+    async def _call(self, call_id: int, message: Forget | GetStats) -> Forgotten | Stats:
+        if self._process is None:
+            raise EngineUnavailable("the engine is not running; it is being started again")
+        future: asyncio.Future[Forgotten | Stats] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._process.send(message)
+            return await future
+        finally:
+            del self._calls[call_id]
+
+    async def _launch(self) -> EngineProcess:
+        """A process that can serve; it is `self._process` from then on."""
+        process = await EngineProcess.spawn(self._command, self._config, self._dispatch)
+        try:
+            first = await process.first_message()
+        except BaseException:
+            await process.end(0)
+            raise
+        if not isinstance(first, EngineInfo):
+            code = await process.end(5.0)
+            if isinstance(first, Fatal):
+                raise ModelError(first.reason)
+            raise EngineUnavailable(f"the engine process ended at its start with code {code}")
+        self._info = first
+        self._process = process
+        return process
+
+    async def _watch(self, process: EngineProcess) -> None:
+        """Wait for the process to die, say so, start another; until cancelled."""
+        loop = asyncio.get_running_loop()
+        attempt = 0
+        while True:
+            started = loop.time()
+            await process.closed.wait()
+            self._process = None
+            self._fail_running(DIED)
+            code = await process.end(2.0)
+            log.error("the engine process %d ended with code %s", process.pid, code)
+            for callback in self._death_callbacks:
+                callback()
+            if loop.time() - started > STEADY_S:
+                attempt = 0
+            restarted: EngineProcess | None = None
+            while restarted is None:
+                delay = RESTART_DELAYS_S[min(attempt, len(RESTART_DELAYS_S) - 1)]
+                attempt += 1
+                await asyncio.sleep(delay)
+                try:
+                    restarted = await self._launch()
+                except (ModelError, EngineUnavailable, OSError) as error:
+                    log.error("the engine could not be started again: %s", error)
+            process = restarted
+            log.warning("the engine runs again as process %d", process.pid)
+
+    def _dispatch(self, message: FromEngine) -> None:
+        match message:
+            case Status() | Delta():
+                if (entry := self._streams.get(message.request_id)) is not None:
+                    entry[0].push(message)
+            case Done() | Failed():
+                if (entry := self._streams.pop(message.request_id, None)) is not None:
+                    stream, reservation = entry
+                    reservation.release()
+                    stream.push(message)
+            case Forgotten() | Stats():
+                future = self._calls.get(message.call_id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case EngineInfo():
+                self._info = message
+            case Fatal():
+                log.error("the engine ends: %s", message.reason)
+
+    def _fail_running(self, reason: str) -> None:
+        """Fail every stream and call of a process that is gone."""
+        running, self._streams = self._streams, {}
+        for stream, reservation in running.values():
+            self._end(stream, reservation, reason)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineUnavailable(reason))
+
+    @staticmethod
+    def _end(stream: TurnStream, reservation: Reservation, reason: str = DIED) -> None:
+        reservation.release()
+        stream.push(Failed(request_id=stream.request_id, kind="engine_died", reason=reason))
