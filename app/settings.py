@@ -1,0 +1,258 @@
+"""Settings of the server: command line over environment over file, every value with its range."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from engine.config import CheckpointMethod, DType, EngineConfig
+
+ENV_PREFIX = "REJOINDER_"
+CONFIG_NAME = "rejoinder.toml"
+MIB = 1 << 20
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SettingsError(ValueError):
+    """A setting is unknown or out of range; the message names setting, value and range."""
+
+
+class Settings(BaseSettings):
+    """Everything that an operator may set. Made by `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+    )
+
+    data_dir: Path = Field(
+        default=Path("data"), description="directory of database, models and checkpoints"
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one"
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("127.0.0.1", "localhost", "::1"),
+        min_length=1,
+        description="host names, without port, under which browsers may reach the server",
+    )
+    model: str = Field(
+        default="embedded",
+        min_length=1,
+        description="`embedded`, a Hugging Face style directory, or a hub id",
+    )
+    dtype: DType = Field(
+        default="auto",
+        description="element type of weights and KV; `auto` is bf16 where that is fast",
+    )
+    kv_memory_mib: int = Field(
+        default=1024, ge=16, le=1 << 22, description="memory for the KV cache, MiB"
+    )
+    max_batch: int = Field(
+        default=64, ge=1, le=1024, description="chats that are answered at the same time"
+    )
+    max_queue: int = Field(
+        default=64, ge=0, le=65536, description="turns that may wait beyond those; then 429"
+    )
+    max_context: int = Field(
+        default=0, ge=0, le=1 << 22, description="tokens of a chat; 0 is the model's own limit"
+    )
+    prefill_chunk: int = Field(
+        default=256,
+        ge=1,
+        le=65536,
+        description="prompt tokens read in one step, all chats together",
+    )
+    idle_evict_s: float = Field(
+        default=600.0, gt=0, le=1e9, description="idle seconds after which a chat leaves memory"
+    )
+    share_prefix: Literal["auto", "always", "never"] = Field(
+        default="auto", description="whether chats read their assistant's prompt together"
+    )
+    checkpoint_method: CheckpointMethod = Field(
+        default="auto", description="what is saved of each layer, and how chats come back"
+    )
+    checkpoint_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(),
+        description="directories of checkpoints, best on several SSDs; "
+        "none: `checkpoints` in the data directory",
+    )
+    checkpoint_cap_mib: int = Field(
+        default=8192, ge=0, le=1 << 32, description="hard cap of all checkpoints, MiB; 0 saves none"
+    )
+    staging_mib: int = Field(
+        default=256,
+        ge=1,
+        le=1 << 20,
+        description="memory for checkpoints on their way to disk, MiB",
+    )
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="threads of the engine; 0 is one for each core"
+    )
+    max_message_chars: int = Field(
+        default=100_000, ge=1, le=10_000_000, description="characters of one message"
+    )
+    log_level: LogLevel = Field(default="info", description="least severe messages to log")
+
+    @field_validator("allowed_hosts", "checkpoint_dirs", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(item.strip() for item in value.split(",") if item.strip())
+        return value
+
+    @property
+    def database_path(self) -> Path:
+        return self.data_dir / "rejoinder.db"
+
+    @property
+    def chunk_dirs(self) -> tuple[Path, ...]:
+        """Where checkpoints lie, whether or not new ones are saved."""
+        return self.checkpoint_dirs or (self.data_dir / "checkpoints",)
+
+    def engine_config(self, model_dir: Path) -> EngineConfig:
+        """What the engine process is told; `model_dir` is what `resolve_model` returned."""
+        saves = self.checkpoint_cap_mib > 0
+        return EngineConfig(
+            model_dir=str(model_dir.resolve()),
+            model_name=self.model if model_dir.parent.name == "hub" else model_dir.name,
+            dtype=self.dtype,
+            kv_memory_bytes=self.kv_memory_mib * MIB,
+            max_batch=self.max_batch,
+            max_queue=self.max_queue,
+            max_context=self.max_context,
+            prefill_chunk=self.prefill_chunk,
+            idle_evict_s=self.idle_evict_s,
+            share_prefix=self.share_prefix,
+            checkpoint_method=self.checkpoint_method,
+            checkpoint_dirs=tuple(str(path.resolve()) for path in self.chunk_dirs) if saves else (),
+            checkpoint_cap_bytes=self.checkpoint_cap_mib * MIB,
+            staging_bytes=self.staging_mib * MIB,
+            num_threads=self.threads,
+        )
+
+
+def load_settings(
+    overrides: Mapping[str, object] | None = None, config: Path | None = None
+) -> Settings:
+    """Settings from `overrides` (the command line), then environment, then a TOML file.
+
+    The file is `config`, which must exist, or rejoinder.toml in the data directory if there is one.
+    Raises SettingsError.
+    """
+    given: dict[str, Any] = dict(overrides or {})
+    path = config
+    if path is None:
+        default = Settings.model_fields["data_dir"].default
+        data_dir = given.get("data_dir") or os.environ.get(f"{ENV_PREFIX}DATA_DIR") or default
+        path = Path(str(data_dir)) / CONFIG_NAME
+    in_file = _read_file(path, required=config is not None)
+
+    class WithFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, in_file)
+
+    try:
+        return WithFile(**given)
+    except ValidationError as error:
+        lines = [_explain(fault, given, path) for fault in error.errors(include_url=False)]
+        raise SettingsError("\n".join(lines)) from None
+
+
+def unknown_variables() -> list[str]:
+    """Environment variables with our prefix that are no setting: likely misspelled."""
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    return sorted(n for n in os.environ if n.upper().startswith(ENV_PREFIX) and n not in known)
+
+
+def option_name(name: str) -> str:
+    """The command line option of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def allowed(name: str) -> str:
+    """The values that a setting may have, for people."""
+    field = Settings.model_fields[name]
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(field.annotation))
+    bounds: dict[type, Any] = {type(item): item for item in field.metadata}
+    if Le in bounds:
+        low = f"above {bounds[Gt].gt:g}" if Gt in bounds else _number(bounds[Ge].ge)
+        return f"{low} to {_number(bounds[Le].le)}"
+    if field.annotation is Path:
+        return "a path"
+    if field.annotation is not str:
+        kind = "paths" if field.annotation == tuple[Path, ...] else "names"
+        return kind + ", separated by commas" + (", at least one" if MinLen in bounds else "")
+    return "text, not empty" if MinLen in bounds else "text"
+
+
+def settings_table() -> str:
+    """The settings as a Markdown table, as the README shows it."""
+    rows = ["| Setting | Default | Allowed | Meaning |", "|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        rows.append(
+            f"| `{option_name(name)}` | {_default(field)} | {allowed(name)} | {field.description} |"
+        )
+    return "\n".join(rows)
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.default
+    if isinstance(default, tuple):
+        default = ",".join(str(item) for item in default)
+    return f"`{default}`" if str(default) else "none"
+
+
+def _number(value: Any) -> str:
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
+    if not required and not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"the settings file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the settings file {path} is no valid TOML: {error}") from None
+
+
+def _explain(fault: ErrorDetails, given: Mapping[str, object], path: Path) -> str:
+    name = str(fault["loc"][0])
+    if fault["type"] == "extra_forbidden":
+        return f"there is no setting {name!r} (in {path})"
+    value = fault["input"]
+    if name in given:
+        source, value = option_name(name), given[name]
+    elif ENV_PREFIX + name.upper() in os.environ:
+        source = ENV_PREFIX + name.upper()
+        value = os.environ[source]
+    else:
+        source = f"{name} in {path}"
+    return f"{source}: {str(value)!r} is not allowed; allowed: {allowed(name).replace('`', '')}"
