@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -56,7 +55,7 @@ class Repository:
         return found.user
 
     async def rotate_login(self, old_hash: str, new_hash: str) -> User | None:
-        """Revoke one login and make another of the same user; None when the old one is not valid."""
+        """Replace one login by another of the same user; None when the old one is not valid."""
         now = self._clock.now()
         return await self._database.write(
             lambda db: accounts.rotate_login(db, old_hash, new_hash, now)
@@ -237,7 +236,7 @@ class Repository:
             return await turns.of_answer(db, chat_id, message_id)
 
     async def save_progress(self, progress: Sequence[Progress]) -> None:
-        """Store what running answers have so far, in one transaction; ended ones stay as they are."""
+        """Store what running answers have so far, all or none; ended ones stay as they are."""
         await self._database.write(lambda db: turns.save_progress(db, progress))
 
     async def finish_turn(
@@ -290,9 +289,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._last = datetime.min.replace(tzinfo=UTC)
-        self._lock = threading.Lock()
 
     def now(self) -> datetime:
-        with self._lock:
-            self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
-            return self._last
+        self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
+        return self._last

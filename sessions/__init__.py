@@ -1,0 +1,1 @@
+"""Durable state: database models, repository, chunk store. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The statements behind the repository: each function runs inside the caller's transaction."""
