@@ -1,0 +1,1 @@
+"""The built-in assistants: a data file each, and the loader."""
