@@ -11,7 +11,7 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.connection import EngineProcess
-from engine.errors import EngineUnavailable, ModelError
+from engine.errors import EngineError, EngineUnavailable, ModelError
 from engine.messages import (
     Cancel,
     Delta,
@@ -66,7 +66,7 @@ class Engine(Protocol):
     async def forget(self, chat_ids: Sequence[str]) -> None:
         """Delete what is held of these chats; returns when that is done.
 
-        Raises EngineUnavailable.
+        Raises EngineUnavailable, and EngineError when the engine could not.
         """
 
     async def stats(self) -> EngineStats:
@@ -161,9 +161,14 @@ class EngineClient:
             self._process.send(warm)
 
     async def forget(self, chat_ids: Sequence[str]) -> None:
-        """Delete what is held of these chats, on disk too. Raises EngineUnavailable."""
+        """Delete what is held of these chats, on disk too.
+
+        Raises EngineUnavailable, and EngineError when the engine could not.
+        """
         call_id = next(self._call_ids)
-        await self._call(call_id, Forget(call_id=call_id, chat_ids=list(chat_ids)))
+        answer = await self._call(call_id, Forget(call_id=call_id, chat_ids=list(chat_ids)))
+        if isinstance(answer, Forgotten) and answer.error:
+            raise EngineError(answer.error)
 
     async def stats(self) -> EngineStats:
         """Answered between two steps of the engine. Raises EngineUnavailable."""

@@ -168,7 +168,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Nothing is held of those chats any more, unless there is an `error`."""
+
     call_id: int
+    error: str = ""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
