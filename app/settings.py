@@ -122,6 +122,11 @@ class Settings(BaseSettings):
         return self.data_dir / "rejoinder.db"
 
     @property
+    def backup_dir(self) -> Path:
+        """Where copies of the database lie that were taken before an upgrade."""
+        return self.data_dir / "backups"
+
+    @property
     def chunk_dirs(self) -> tuple[Path, ...]:
         """Where checkpoints lie, whether or not new ones are saved."""
         return self.checkpoint_dirs or (self.data_dir / "checkpoints",)

@@ -1,0 +1,133 @@
+"""The command line: `rejoinder serve`, `check`, `db upgrade`, `setup`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from app.data_lock import DataDirectoryBusy, lock_data_dir
+from app.progress import StepFailed, step
+from app.settings import (
+    Settings,
+    SettingsError,
+    allowed,
+    load_settings,
+    option_name,
+    unknown_variables,
+)
+from engine.errors import ModelError
+from sessions.errors import SessionsError
+from sessions.migrate import is_outdated, require_current, upgrade
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _setting_options(*names: str) -> Callable[[F], F]:
+    """One option for each setting named, and --config for the file."""
+
+    def decorate(command: F) -> F:
+        for name in reversed(names):
+            text = f"{Settings.model_fields[name].description} [{allowed(name)}]"
+            command = click.option(
+                option_name(name), name, metavar="VALUE", help=text.replace("`", "")
+            )(command)
+        path = click.Path(path_type=Path)
+        return click.option(
+            "--config", type=path, help="settings file, instead of rejoinder.toml in the data dir"
+        )(command)
+
+    return decorate
+
+
+def _load(options: dict[str, Any]) -> Settings:
+    """Settings from options that were given; a bad one ends the program with its range."""
+    config = options.pop("config", None)
+    for variable in unknown_variables():
+        click.echo(f"warning: {variable} is no setting; it is ignored", err=True)
+    try:
+        return load_settings({k: v for k, v in options.items() if v is not None}, config)
+    except SettingsError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def _locked(settings: Settings) -> Iterator[None]:
+    try:
+        with lock_data_dir(settings.data_dir):
+            yield
+    except DataDirectoryBusy as error:
+        raise click.ClickException(str(error)) from error
+
+
+@click.group()
+@click.version_option(package_name="rejoinder")
+def main() -> None:
+    """Rejoinder: a self-hosted chat service whose chats come back as if you had never left."""
+
+
+@main.command()
+@click.option("--migrate", is_flag=True, help="bring an outdated database schema up to date")
+@_setting_options(*Settings.model_fields)
+def serve(migrate: bool, **options: Any) -> None:
+    """Serve until interrupted."""
+    settings = _load(options)
+    from app.server import run_server
+
+    with _locked(settings):
+        try:
+            if migrate:
+                upgrade(settings.database_path, settings.backup_dir, click.echo)
+            require_current(settings.database_path)
+            started = run_server(settings)
+        except (SessionsError, ModelError) as error:
+            raise click.ClickException(str(error)) from error
+    sys.exit(0 if started else 1)
+
+
+@main.command()
+@click.option("--dev", is_flag=True, help="also what only tests need")
+@_setting_options("data_dir", "model")
+def setup(dev: bool, **options: Any) -> None:
+    """Bring front-end files, the embedded model and the database schema up to date."""
+    settings = _load(options)
+    from app.setup_assets import set_up_assets
+    from app.setup_model import set_up_embedded_model
+
+    try:
+        with step("front-end files") as progress:
+            set_up_assets(progress, dev=dev)
+        if dev or settings.model == "embedded":
+            with step("the embedded model") as progress:
+                set_up_embedded_model(settings.data_dir, progress)
+    except StepFailed as error:
+        raise click.ClickException(str(error)) from error
+    _upgrade(settings)
+
+
+@main.group()
+def db() -> None:
+    """The database."""
+
+
+@db.command("upgrade")
+@_setting_options("data_dir")
+def db_upgrade(**options: Any) -> None:
+    """Create the database or bring its schema up to date, after a backup."""
+    _upgrade(_load(options))
+
+
+def _upgrade(settings: Settings) -> None:
+    path = settings.database_path
+    try:
+        if not is_outdated(path):
+            click.echo(f"the database {path} has the current schema")
+            return
+        with _locked(settings):
+            upgrade(path, settings.backup_dir, click.echo)
+    except SessionsError as error:
+        raise click.ClickException(str(error)) from error
