@@ -1,0 +1,180 @@
+"""Choosing the next token of each row of logits, each row as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.messages import SamplingParams
+
+Row = npt.NDArray[np.float32]
+
+_MASK = (1 << 64) - 1
+_MIN_TEMPERATURE = 1e-6
+# Candidates are gathered by weight relative to the best token's; the last step takes all that
+# have any. Most rows need the first only, so nothing like the whole vocabulary is sorted.
+_FLOORS = (1e-2, 1e-3, 1e-4, 1e-6, np.finfo(np.float32).smallest_subnormal)
+
+
+class PenaltyState:
+    """The tokens that a request's penalties apply to; owned by the request.
+
+    The repetition penalty counts prompt and answer as transformers does, the presence and
+    frequency penalties only the answer, as OpenAI does.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+        self._params = params
+        prompt = prompt_ids if params.repetition_penalty != 1.0 else ()
+        self._ids = np.unique(np.asarray(prompt, dtype=np.int64))
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)  # in the answer
+        self._slots = {token_id: slot for slot, token_id in enumerate(self._ids.tolist())}
+        self._used = len(self._ids)
+
+    @classmethod
+    def for_request(cls, params: SamplingParams, prompt_ids: Sequence[int]) -> PenaltyState | None:
+        """None when no penalty is set."""
+        off = (1.0, 0.0, 0.0)
+        if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == off:
+            return None
+        return cls(params, prompt_ids)
+
+    def push(self, token_id: int) -> None:
+        """Count one more token of the answer."""
+        slot = self._slots.setdefault(token_id, self._used)
+        if slot == self._used:
+            if slot == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros(slot + 64, np.int64)])
+                self._counts = np.concatenate([self._counts, np.zeros(slot + 64, np.float32)])
+            self._ids[slot] = token_id
+            self._used += 1
+        self._counts[slot] += 1
+
+    def apply(self, row: Row) -> None:
+        """Lower the logits of these tokens; `row` [vocab_size] fp32, written."""
+        params = self._params
+        ids, counts = self._ids[: self._used], self._counts[: self._used]
+        values = row[ids]
+        if params.repetition_penalty != 1.0:
+            factor = np.float32(params.repetition_penalty)
+            values = np.where(values < 0, values * factor, values / factor)
+        values -= np.float32(params.frequency_penalty) * counts
+        values -= np.float32(params.presence_penalty) * (counts > 0)
+        row[ids] = values
+
+
+def uniform(seed: int, candidate: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing else (splitmix64 over the three)."""
+    state = 0
+    for word in (seed, candidate, position):
+        state = _mix((state ^ _mix(word & _MASK)) + 0x9E3779B97F4A7C15)
+    return (state >> 11) * 2.0**-53
+
+
+def _mix(word: int) -> int:
+    """The output function of splitmix64 (Steele, Lea and Flood 2014) after its increment."""
+    word = (word + 0x9E3779B97F4A7C15) & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return word ^ (word >> 31)
+
+
+def sample(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    penalties: Sequence[PenaltyState | None] | None = None,
+) -> npt.NDArray[np.int64]:
+    """The next token of each row, [batch] int64.
+
+    `logits` [batch, vocab_size] fp32 is not written. `positions` are those that the new tokens
+    will have. A row's token depends on its own logits, parameters, position and penalties only.
+    Temperature 0 is greedy (the lowest id of equal logits). Otherwise, as in transformers:
+    penalties, temperature, top-k, top-p, min-p. Raises ValueError when a row that is to be
+    sampled has no finite maximum.
+    """
+    states = [None] * len(params) if penalties is None else penalties
+    if not len(logits) == len(params) == len(positions) == len(states):
+        raise ValueError(f"{len(logits)} rows of logits for {len(params)} requests")
+    plain_greedy = all(p.temperature <= 0 for p in params) and not any(states)
+    if plain_greedy and logits.device.type != "cpu":
+        best: npt.NDArray[np.int64] = logits.argmax(dim=-1).cpu().numpy()
+        return best
+    rows: npt.NDArray[np.float32] = logits.detach().to("cpu", torch.float32).numpy()
+    if plain_greedy:
+        return rows.argmax(axis=1).astype(np.int64, copy=False)
+    tokens = np.empty(len(rows), dtype=np.int64)
+    for index, (row, own, position, state) in enumerate(
+        zip(rows, params, positions, states, strict=True)
+    ):
+        if state is not None:
+            row = row.copy()
+            state.apply(row)
+        if own.temperature <= 0:
+            tokens[index] = row.argmax()
+        else:
+            tokens[index] = _sample_row(row, own, uniform(own.seed, 0, position))
+    return tokens
+
+
+def _sample_row(row: Row, params: SamplingParams, noise: float) -> int:
+    """One token by inversion of the distribution function, from one uniform number."""
+    best = row.max()
+    if not np.isfinite(best):
+        raise ValueError(f"the largest logit is {best}")
+    with np.errstate(over="ignore"):  # a low temperature takes the others to minus infinity
+        weights = np.exp((row - best) / np.float32(max(params.temperature, _MIN_TEMPERATURE)))
+    top_k = params.top_k if 0 < params.top_k < len(row) else 0
+    if not top_k and params.top_p >= 1.0:
+        if params.min_p <= 0.0:
+            return _invert(weights, noise)
+        ids = np.flatnonzero(weights >= min(params.min_p, 1.0))
+        return int(ids[_invert(weights[ids], noise)])
+
+    ids, whole = _candidates(weights, top_k, params.top_p)
+    own = weights[ids]
+    best_first = np.sort(own)[::-1]
+    count = len(best_first)
+    if top_k:
+        count = min(top_k, count)
+        whole = float(best_first[:count].sum(dtype=np.float64))
+    if params.top_p < 1.0:
+        kept = best_first[:count].astype(np.float64)
+        before = np.cumsum(kept) - kept
+        count = max(1, int(np.count_nonzero(before < params.top_p * whole)))
+    if params.min_p > 0.0:
+        count = int(np.count_nonzero(best_first[:count] >= min(params.min_p, 1.0)))
+    smallest = best_first[count - 1]
+    chosen = own > smallest
+    equals = np.flatnonzero(own == smallest)  # the lower ids first, as many as there is room for
+    chosen[equals[: count - np.count_nonzero(chosen)]] = True
+    return int(ids[chosen][_invert(own[chosen], noise)])
+
+
+def _candidates(weights: Row, top_k: int, top_p: float) -> tuple[npt.NDArray[np.int64], float]:
+    """Ids, ascending, among which are the `top_k` best, or else those that hold `top_p`.
+
+    Also the whole mass, which is 0 with `top_k`, where it is not needed.
+    """
+    whole = 0.0 if top_k else float(weights.sum(dtype=np.float64))
+    ids = np.empty(0, dtype=np.int64)
+    for floor in _FLOORS:
+        ids = np.flatnonzero(weights >= floor)
+        if len(ids) < top_k:
+            continue
+        if top_k or weights[ids].sum(dtype=np.float64) >= top_p * whole:
+            break
+    return ids, whole
+
+
+def _invert(weights: npt.NDArray[np.floating], noise: float) -> int:
+    """The index at which the running sum of weights passes `noise` of the total."""
+    running = np.cumsum(weights, dtype=np.float64)
+    total = running[-1]
+    # Below the total, so that a weight of zero at the end is never chosen.
+    target = min(noise * total, np.nextafter(total, 0.0))
+    return int(np.searchsorted(running, target, side="right"))
