@@ -12,6 +12,7 @@ import msgspec
 
 Phase = Literal["queued", "restoring", "reading", "answering"]
 FinishReason = Literal["eos", "stop", "length", "cancelled"]
+FailureKind = Literal["context_overflow", "queue_full", "internal", "engine_died"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +164,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The request ended without an answer; `reason` can be shown to its user."""
 
     request_id: str
-    kind: Literal["context_overflow", "queue_full", "internal", "engine_died"]
+    kind: FailureKind
     reason: str
 
 

@@ -13,6 +13,7 @@ from engine.messages import Submit, TurnStats
 
 if TYPE_CHECKING:
     from engine.model.output import OutputText
+    from engine.model.sampler import PenaltyState
     from engine.restoration.restore import RestoreJob
 
 
@@ -26,7 +27,6 @@ class State(enum.Enum):
     RESTORING = "restoring"  # holds pages; chunks are being read
     PREFILL = "prefill"  # tokens without K/V remain
     DECODE = "decode"  # only the last sampled token has no K/V
-    FINISHED = "finished"
 
 
 class Timing:
@@ -40,24 +40,68 @@ class Timing:
         self.tokens: list[float] = []
 
 
-class Request:
+class Work:
+    """A sequence on its way to having K/V for all its tokens. Scheduler and engine thread only.
+
+    First `restore` brings back what is on disk, then the ranges of `todo` are computed.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.WAITING
+        self.node: PrefixNode | None = None
+        self.seq: Sequence | None = None
+        self.restore: RestoreJob | None = None
+        self.todo: list[tuple[int, int]] = []  # half-open ranges of seq that still need K/V
+
+    @property
+    def sequence(self) -> Sequence:
+        """The sequence of work that was admitted."""
+        assert self.seq is not None, "work without a sequence was scheduled"
+        return self.seq
+
+    def computed(self, end: int) -> None:
+        """The first range of `todo` is computed up to `end`."""
+        seq = self.sequence
+        _, stop = self.todo[0]
+        if end < stop:
+            self.todo[0] = (end, stop)
+        else:
+            self.todo.pop(0)
+        seq.num_computed = self.todo[0][0] if self.todo else len(seq.ids)
+
+
+class NodeLoad(Work):
+    """Brings a shared prefix into memory, on behalf of the first request that needs it."""
+
+    def __init__(self, target: PrefixNode, requester: Request | None) -> None:
+        super().__init__()
+        self.target = target
+        self.requester = requester
+        self.seq = target.seq
+
+
+class WarmLoad(Work):
+    """Brings a chat back before its next message; only what is on disk."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__()
+        self.chat_id = chat_id
+
+
+class Request(Work):
     """Owns one generation's state. Scheduler and engine thread only."""
 
     def __init__(self, submit: Submit, received: float) -> None:
+        super().__init__()
         self.id = submit.request_id
         self.chat_id = submit.chat_id
         self.submit = submit
         self.sampling = submit.sampling
-        self.state = State.WAITING
         self.prompt = [*submit.history_ids, *submit.new_ids]
         self.output: list[int] = []
-        self.node: PrefixNode | None = None
-        self.seq: Sequence | None = None
-        self.todo: list[tuple[int, int]] = []  # half-open ranges of seq that still need K/V
-        self.restore: RestoreJob | None = None
         self.text: OutputText | None = None
-        self.cancelled = False
-        self.arrival = 0  # order of arrival; the youngest is preempted first
+        self.penalty: PenaltyState | None = None
+        self.history_end = min(submit.history_computed, len(self.prompt) - 1)
         # what the record of the turn needs
         self.timing = Timing(received)
         self.restore_ms = 0.0
@@ -122,5 +166,3 @@ def percentile(values: list[float], percent: int) -> float:
     ordered = sorted(values)
     rank = -(-percent * len(ordered) // 100)
     return ordered[max(rank, 1) - 1]
-
-

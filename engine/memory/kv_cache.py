@@ -30,5 +30,7 @@ class KVCache:
         self.v: list[Tensor] = [self.kv[layer, 1] for layer in range(num_layers)]
 
     @staticmethod
-    def bytes_per_page(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    def bytes_per_page(
+        num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
         return num_layers * 2 * PAGE_SIZE * num_kv_heads * head_dim * dtype.itemsize

@@ -45,10 +45,10 @@ class Decoder:
             if record is not None:
                 record(i, hidden)
             qkv = layer.qkv(normed)
-            q, k, v = qkv.split((self._q_width, self._kv_width, self._kv_width), dim=1)
-            q = q.unflatten(1, self._q_shape[1:])
-            k = k.unflatten(1, self._kv_shape[1:])
-            v = v.unflatten(1, self._kv_shape[1:])
+            q, k, v = torch.split(qkv, [self._q_width, self._kv_width, self._kv_width], dim=1)
+            q = q.view(self._q_shape)
+            k = k.view(self._kv_shape)
+            v = v.view(self._kv_shape)
             k_cache, v_cache = cache.k[i], cache.v[i]
             write_kv(q, k, v, w.cos_sin, batch.positions, batch.slots, k_cache, v_cache)
             attention(q, k_cache, v_cache, by_head)

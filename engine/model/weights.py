@@ -63,7 +63,8 @@ def load_weights(
     handles = {path: safe_open(path, framework="pt") for path in set(files.values())}
 
     def get(name: str) -> Tensor:
-        tensor: Tensor = handles[files[name]].get_tensor(name).to(dtype).contiguous()
+        loaded: Tensor = handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
+        tensor = loaded.to(dtype).contiguous()
         if not torch.isfinite(tensor).all():
             raise ModelError(f"the model in {model_dir} is damaged: {name} has values not finite")
         digest.update(name.encode())

@@ -205,11 +205,14 @@ class Recorder:
             copied = kv.contiguous() if whole else kv[self._kv_layers]
             in_flight += copied.nbytes
             buffers |= {layer: copied[i] for i, layer in enumerate(self.plan.kv_layers)}
-        if self._in_flight_bytes + in_flight > self._budget // 2:
-            self.stripes_dropped += 1
-            return
+        dropped = self._in_flight_bytes + in_flight > self._budget // 2
         if self._layer_index and not partial:
             slot_index = self._slots[seq].pop(stripe).index
+        if dropped:
+            self.stripes_dropped += 1
+            if slot_index is not None:
+                self._free.append(slot_index)
+            return
         self._in_flight_bytes += in_flight
         seq.num_saved = start + rows
         order = sorted(buffers)

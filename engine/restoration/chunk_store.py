@@ -112,6 +112,10 @@ class ChunkStore(Protocol):
         """Delete what is held of these owners: index first, then files."""
 
     @property
+    def stripes_written(self) -> int: ...
+    @property
+    def stripes_dropped(self) -> int: ...  # failed to be written, for want of space or by error
+    @property
     def bytes_used(self) -> int: ...
     @property
     def bytes_cap(self) -> int: ...

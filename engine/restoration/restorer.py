@@ -1,0 +1,51 @@
+"""What the scheduler needs of checkpoint and restore: begin one, flush one, drop one."""
+
+from __future__ import annotations
+
+from engine.memory.kv_cache import KVCache
+from engine.memory.sequence import Sequence
+from engine.restoration.checkpoint import Recorder
+from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.restore import Project, RestoreJob, find_stripes
+
+
+class Restorer:
+    """Binds a store, a recorder and a projection; without a store nothing is saved or found."""
+
+    def __init__(
+        self,
+        store: ChunkStore | None,
+        recorder: Recorder | None,
+        cache: KVCache,
+        project: Project,
+        fingerprint: bytes,
+    ) -> None:
+        self._store = store
+        self._recorder = recorder
+        self._cache = cache
+        self._project = project
+        self._fingerprint = fingerprint
+
+    def begin(self, seq: Sequence, start: int, end: int) -> RestoreJob | None:
+        """Read back what is on disk of tokens [start, end); None when there is nothing."""
+        if self._store is None:
+            return None
+        refs = find_stripes(self._store, seq, self._fingerprint, start, end)
+        if not refs:
+            return None
+        return RestoreJob(self._store, seq, refs, self._cache, self._project, self._recorder)
+
+    def flush(self, seq: Sequence) -> None:
+        """Hand the sequence's unsaved tokens to the writer."""
+        if self._recorder is not None:
+            self._recorder.flush(seq)
+
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """The sequence was cut: what was staged beyond is void."""
+        if self._recorder is not None:
+            self._recorder.truncate(seq, num_tokens)
+
+    def drop(self, seq: Sequence) -> None:
+        """The sequence gives its memory back."""
+        if self._recorder is not None:
+            self._recorder.drop(seq)

@@ -1,0 +1,208 @@
+"""A tiny random model, an engine that is stepped by hand, and transformers as the oracle."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.messages import Delta, Done, Failed, FromEngine, SamplingParams, Status, Submit
+from sessions.chunks import ChunkStore
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content']"
+    " + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def write_tokenizer(model_dir: Path) -> int:
+    """A byte-level tokenizer without merges; returns the size of its vocabulary."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(model_dir / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "chat_template": TEMPLATE,
+    }
+    (model_dir / "tokenizer_config.json").write_text(json.dumps(config))
+    return len(vocab)
+
+
+def make_tiny_model(model_dir: Path, *, num_kv_heads: int, seed: int = 0) -> Path:
+    """A random Llama of three layers whose greedy choices rest on no tie."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model_dir.mkdir(parents=True, exist_ok=True)
+    vocab_size = write_tokenizer(model_dir)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=num_kv_heads,
+        head_dim=64,
+        max_position_embeddings=4096,
+        initializer_range=0.15,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    model.lm_head.weight.data *= 8  # logits as wide apart as a trained model's
+    model.save_pretrained(model_dir)
+    return model_dir
+
+
+@dataclass
+class Harness:
+    """An engine, and everything that it said."""
+
+    engine: Engine
+    store: ChunkStore | None
+    events: list[FromEngine]
+    serial: int = 0
+
+    def submit(
+        self,
+        new: list[int],
+        *,
+        chat: str = "a",
+        prefix: list[int] | None = None,
+        history: list[int] | None = None,
+        computed: int | None = None,
+        **sampling: Any,
+    ) -> str:
+        self.serial += 1
+        request_id = f"r{self.serial}"
+        history = history or []
+        params = {"temperature": 0.0, "max_tokens": 12, **sampling}
+        self.engine.handle(
+            Submit(
+                request_id=request_id,
+                chat_id=chat,
+                prefix_ids=prefix or [],
+                history_ids=history,
+                history_computed=len(history) if computed is None else computed,
+                new_ids=new,
+                sampling=SamplingParams(**params),
+            )
+        )
+        return request_id
+
+    def step(self) -> None:
+        self.engine.step()
+        self.engine.scheduler.check()
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.engine.has_work():
+                return
+            self.step()
+        raise AssertionError(f"work is left after {max_steps} steps")
+
+    def ids(self, request_id: str) -> list[int]:
+        """Sampled ids so far."""
+        deltas = [e for e in self.events if isinstance(e, Delta) and e.request_id == request_id]
+        return [token for delta in deltas for token in delta.token_ids]
+
+    def text(self, request_id: str) -> str:
+        deltas = [e for e in self.events if isinstance(e, Delta) and e.request_id == request_id]
+        return "".join(delta.text for delta in deltas)
+
+    def done(self, request_id: str) -> Done:
+        ends = [
+            e for e in self.events if isinstance(e, Done | Failed) and e.request_id == request_id
+        ]
+        assert len(ends) == 1, f"{request_id} ended {len(ends)} times: {ends}"
+        assert isinstance(ends[0], Done), ends[0]
+        return ends[0]
+
+    def failed(self, request_id: str) -> Failed:
+        ends = [e for e in self.events if isinstance(e, Failed) and e.request_id == request_id]
+        assert len(ends) == 1
+        return ends[0]
+
+    def statuses(self, request_id: str) -> list[Status]:
+        return [e for e in self.events if isinstance(e, Status) and e.request_id == request_id]
+
+    def close(self) -> None:
+        self.engine.close()
+        if self.store is not None:
+            self.store.close()
+
+
+class HarnessFactory:
+    """Makes engines, and closes them when the test ends."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self.model_dir = model_dir
+        self.made: list[Harness] = []
+
+    def __call__(self, *, disk: Path | None = None, **config: Any) -> Harness:
+        defaults: dict[str, Any] = {
+            "model_dir": str(self.model_dir),
+            "model_name": "tiny",
+            "dtype": "fp32",
+            "kv_memory_bytes": 64 << 20,
+            "num_threads": len(os.sched_getaffinity(0)),
+        }
+        store = None
+        if disk is not None:
+            disk.mkdir(parents=True, exist_ok=True)
+            store = ChunkStore([disk], cap_bytes=1 << 30)
+        events: list[FromEngine] = []
+        engine = Engine(EngineConfig(**{**defaults, **config}), store, events.append)
+        harness = Harness(engine, store, events)
+        self.made.append(harness)
+        return harness
+
+    def close(self, harness: Harness) -> None:
+        self.made.remove(harness)
+        harness.close()
+
+
+class Oracle:
+    """transformers' own generation, fp32, and how decided each choice was."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], max_tokens: int, eos: int = 2) -> list[int]:
+        """Greedy ids without the end-of-turn token; fails when a choice is nearly a tie."""
+        generated = self.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=eos,
+            pad_token_id=eos,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for logits in generated.logits:
+            best = torch.topk(logits[0], 2).values
+            gap = float(best[0] - best[1])
+            assert gap > 5e-3, f"the oracle's choice is nearly a tie ({gap}); take other ids"
+        ids: list[int] = generated.sequences[0, len(prompt) :].tolist()
+        return ids[:-1] if ids and ids[-1] == eos else ids
