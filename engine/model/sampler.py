@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from engine.messages import SamplingParams
 
 Row = npt.NDArray[np.float32]
 
+_BLOCK = 256
 _MASK = (1 << 64) - 1
 _MIN_TEMPERATURE = 1e-6
 # Candidates are gathered by weight relative to the best token's; the last step takes all that
@@ -100,13 +102,15 @@ def sample(
     states = [None] * len(params) if penalties is None else penalties
     if not len(logits) == len(params) == len(positions) == len(states):
         raise ValueError(f"{len(logits)} rows of logits for {len(params)} requests")
+    best: npt.NDArray[np.int64]
     plain_greedy = all(p.temperature <= 0 for p in params) and not any(states)
     if plain_greedy and logits.device.type != "cpu":
-        best: npt.NDArray[np.int64] = logits.argmax(dim=-1).cpu().numpy()
+        best = logits.argmax(dim=-1).cpu().numpy()
         return best
     rows: npt.NDArray[np.float32] = logits.detach().to("cpu", torch.float32).numpy()
     if plain_greedy:
-        return rows.argmax(axis=1).astype(np.int64, copy=False)
+        best = rows.argmax(axis=1)
+        return best
     tokens = np.empty(len(rows), dtype=np.int64)
     for index, (row, own, position, state) in enumerate(
         zip(rows, params, positions, states, strict=True)
@@ -143,9 +147,7 @@ def _sample_row(row: Row, params: SamplingParams, noise: float) -> int:
         count = min(top_k, count)
         whole = float(best_first[:count].sum(dtype=np.float64))
     if params.top_p < 1.0:
-        kept = best_first[:count].astype(np.float64)
-        before = np.cumsum(kept) - kept
-        count = max(1, int(np.count_nonzero(before < params.top_p * whole)))
+        count = min(count, 1 + _search(best_first[:count], params.top_p * whole, "left"))
     if params.min_p > 0.0:
         count = int(np.count_nonzero(best_first[:count] >= min(params.min_p, 1.0)))
     smallest = best_first[count - 1]
@@ -171,10 +173,29 @@ def _candidates(weights: Row, top_k: int, top_p: float) -> tuple[npt.NDArray[np.
     return ids, whole
 
 
-def _invert(weights: npt.NDArray[np.floating], noise: float) -> int:
+def _invert(weights: Row, noise: float) -> int:
     """The index at which the running sum of weights passes `noise` of the total."""
-    running = np.cumsum(weights, dtype=np.float64)
-    total = running[-1]
-    # Below the total, so that a weight of zero at the end is never chosen.
-    target = min(noise * total, np.nextafter(total, 0.0))
-    return int(np.searchsorted(running, target, side="right"))
+    total = float(_block_sums(weights).sum())
+    index = _search(weights, noise * total, "right")
+    if index < len(weights) and weights[index] > 0:
+        return index
+    # Sums of blocks and of single weights differ in their last bits: one past the end of a block.
+    return int(np.flatnonzero(weights[:index])[-1])
+
+
+def _search(weights: Row, target: float, side: Literal["left", "right"]) -> int:
+    """Where the running sum of weights reaches ("left") or passes ("right") `target`.
+
+    In two steps, since a running sum over a whole vocabulary is slow.
+    """
+    sums = np.cumsum(_block_sums(weights))
+    block = min(int(np.searchsorted(sums, target, side=side)), len(sums) - 1)
+    start = block * _BLOCK
+    before = sums[block - 1] if block else 0.0
+    running = before + np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
+    return start + int(np.searchsorted(running, target, side=side))
+
+
+def _block_sums(weights: Row) -> npt.NDArray[np.float64]:
+    starts = np.arange(0, len(weights), _BLOCK)
+    return np.add.reduceat(weights, starts, dtype=np.float64)
