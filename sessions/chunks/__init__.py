@@ -1,0 +1,15 @@
+"""The chunk store: what a chat's K/V come back from, on SSD, under a hard cap of bytes."""
+
+from sessions.chunks.reconcile import CheckReport, check
+from sessions.chunks.state import Counters
+from sessions.chunks.store import ChunkStore
+from sessions.chunks.types import ChunkStoreError, StoreLockedError
+
+__all__ = [
+    "CheckReport",
+    "ChunkStore",
+    "ChunkStoreError",
+    "Counters",
+    "StoreLockedError",
+    "check",
+]

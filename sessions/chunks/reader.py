@@ -1,0 +1,346 @@
+"""Reading stripes: threads that run ahead of the caller, within a byte budget."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sessions.chunks.catalog import Stripe, StripeRef
+from sessions.chunks.files import OpenFile
+from sessions.chunks.layout import ALIGN, align_up, header_bytes, stripe_error
+from sessions.chunks.types import Bytes
+from sessions.chunks.types import LoadedStripe as AnyLoadedStripe
+
+REQUEST_BYTES = 4 << 20  # adjacent stripes are read together up to this
+_IDLE_BUFFER_BYTES = 64 << 20  # kept for later reads
+_BUFFER_UNIT = 1 << 20
+
+
+class Buffer:
+    """Page-aligned memory that one request is read into."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.size = num_bytes
+        self.memory = mmap.mmap(-1, num_bytes)
+        self.view = memoryview(self.memory)
+        self.charged = 0  # bytes of the budget that it takes
+        self.users = 0  # stripes in it that are not released yet
+
+
+@dataclass(slots=True, eq=False)
+class LoadedStripe:
+    """Outcome of one read; `payload` is None when the stripe was missing, torn or corrupt."""
+
+    ref: StripeRef
+    payload: Bytes | None
+    error: str
+    buffer: Buffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A stripe to read: where it is now, and what its header must begin with."""
+
+    ref: StripeRef
+    stripe: Stripe
+    offset: int
+    head: bytes
+    payload_at: int
+
+    @classmethod
+    def of(cls, owner: str, ref: StripeRef, stripe: Stripe, offset: int) -> Located:
+        name = owner.encode()
+        at = header_bytes(name, stripe.fingerprint, stripe.ids, stripe.layout)
+        return cls(ref, stripe, offset, stripe.head(owner), at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Adjacent stripes that one read brings in, and their places in the stream."""
+
+    offset: int
+    num_bytes: int
+    items: tuple[tuple[int, Located], ...]
+
+
+class ReadPool:
+    """Owns the reader threads and their idle buffers. Any thread may call it."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.lock = threading.Lock()
+        self.work = threading.Condition(self.lock)
+        self.ready = threading.Condition(self.lock)
+        self._streams: list[ReadStream] = []
+        self._idle: list[Buffer] = []
+        self._idle_bytes = 0
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"chunk-reader-{i}", daemon=True)
+            for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, stream: ReadStream) -> None:
+        with self.lock:
+            self._streams.append(stream)
+            self.work.notify(len(self._threads))
+
+    def close(self) -> None:
+        """Cancel every stream and end the threads."""
+        with self.lock:
+            self._closed = True
+            streams = list(self._streams)
+            self.work.notify_all()
+        for stream in streams:
+            stream.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def take_buffer(self, num_bytes: int) -> Buffer:
+        """A buffer of at least `num_bytes`, the smallest idle one that does. Lock held."""
+        size = align_up(num_bytes, _BUFFER_UNIT)
+        fitting = [buffer for buffer in self._idle if size <= buffer.size <= 2 * size]
+        if not fitting:
+            return Buffer(size)
+        buffer = min(fitting, key=lambda one: one.size)
+        self._idle.remove(buffer)
+        self._idle_bytes -= buffer.size
+        return buffer
+
+    def give_buffer(self, buffer: Buffer) -> None:
+        """Keep a buffer for later, or let it go. Lock held."""
+        if self._idle_bytes + buffer.size <= _IDLE_BUFFER_BYTES:
+            self._idle.append(buffer)
+            self._idle_bytes += buffer.size
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                job = self._next()
+                while job is None:
+                    if self._closed:
+                        return
+                    self.work.wait()
+                    job = self._next()
+            stream, request, buffer = job
+            stream.carry_out(request, buffer)
+
+    def _next(self) -> tuple[ReadStream, _Request, Buffer] | None:
+        """The first stream's next read that its budget allows. Lock held."""
+        for stream in self._streams:
+            request = stream.next_request()
+            if request is not None:
+                buffer = self.take_buffer(request.num_bytes)
+                buffer.users = len(request.items)
+                buffer.charged = request.num_bytes
+                return stream, request, buffer
+        return None
+
+    def remove(self, stream: ReadStream) -> None:
+        """No more reads of this stream. Lock held."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+
+
+class ReadStream:
+    """Reads running ahead on reader threads, in the order of the refs, within a byte budget.
+
+    A read larger than the budget goes alone. The caller's thread polls, releases and cancels.
+    """
+
+    def __init__(
+        self,
+        pool: ReadPool,
+        file: OpenFile | None,
+        outcomes: Sequence[Located | LoadedStripe],
+        budget_bytes: int,
+        on_bad: Callable[[Stripe], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._file = file
+        self._budget = budget_bytes
+        self._on_bad = on_bad
+        self._on_end = on_end
+        self._results: list[LoadedStripe | None] = [
+            one if isinstance(one, LoadedStripe) else None for one in outcomes
+        ]
+        located = [(i, one) for i, one in enumerate(outcomes) if isinstance(one, Located)]
+        self._requests = _coalesce(located, min(REQUEST_BYTES, max(ALIGN, budget_bytes // 2)))
+        self._num_begun = 0
+        self._num_running = 0
+        self._outstanding = 0  # bytes of buffers being read into or not released
+        self._delivered = 0
+        self._cancelled = False
+        self._ended = False
+        self._io_seconds = 0.0
+        if self._requests:
+            pool.add(self)
+        else:
+            with pool.lock:
+                self._end_if_done()
+
+    # -- the caller's side
+
+    def poll(self, timeout_s: float = 0.0) -> list[AnyLoadedStripe]:
+        """Stripes that came in, in order; waits at most `timeout_s` for the first."""
+        with self._pool.lock:
+            if timeout_s > 0 and not self._available() and not self._over():
+                self._pool.ready.wait_for(lambda: self._available() or self._over(), timeout_s)
+            out: list[AnyLoadedStripe] = []
+            while self._available():
+                result = self._results[self._delivered]
+                assert result is not None
+                self._results[self._delivered] = None
+                self._delivered += 1
+                out.append(result)
+            return out
+
+    def release(self, stripe: AnyLoadedStripe) -> None:
+        """The payload is not needed any more; its buffer may take another read."""
+        if not isinstance(stripe, LoadedStripe):
+            raise ValueError(f"{stripe!r} was not read by this store")
+        with self._pool.lock:
+            buffer, stripe.buffer = stripe.buffer, None
+            if buffer is not None:
+                self._leave(buffer)
+
+    @property
+    def finished(self) -> bool:
+        """Every ref was delivered by `poll`."""
+        return self._delivered == len(self._results)
+
+    @property
+    def io_seconds(self) -> float:
+        """Time spent in reads and checksums so far, summed over the readers' busy time."""
+        return self._io_seconds
+
+    def cancel(self) -> None:
+        """Stop reading; buffers return when reads in flight end. Harmless when finished."""
+        with self._pool.lock:
+            self._cancelled = True
+            for i, result in enumerate(self._results):
+                if result is not None and result.buffer is not None:
+                    self._leave(result.buffer)
+                    result.buffer = None
+                self._results[i] = None
+            self._end_if_done()
+            self._pool.ready.notify_all()
+
+    def _available(self) -> bool:
+        return not self.finished and self._results[self._delivered] is not None
+
+    def _over(self) -> bool:
+        return self.finished or self._cancelled
+
+    # -- the readers' side
+
+    def next_request(self) -> _Request | None:
+        """The next read if the budget allows it, as begun. Lock held."""
+        if self._cancelled or self._num_begun == len(self._requests):
+            return None
+        request = self._requests[self._num_begun]
+        if self._outstanding and self._outstanding + request.num_bytes > self._budget:
+            return None
+        self._num_begun += 1
+        self._num_running += 1
+        self._outstanding += request.num_bytes
+        return request
+
+    def carry_out(self, request: _Request, buffer: Buffer) -> None:
+        """Read, verify, and hand over. Reader thread."""
+        began = time.perf_counter()
+        num_read, failure = self._read(request, buffer)
+        loaded = []
+        bad = []
+        at = 0
+        for place, one in request.items:
+            stripe = one.stripe
+            view = buffer.view[at : at + stripe.total]
+            error = failure
+            if at + stripe.total <= num_read:
+                error = stripe_error(view, one.head, stripe.layout)
+            elif not error:
+                error = "the file ends before it"
+            if error:
+                bad.append(stripe)
+                loaded.append((place, LoadedStripe(one.ref, None, error, buffer)))
+            else:
+                payload = np.frombuffer(view, np.uint8, stripe.layout.payload_bytes, one.payload_at)
+                loaded.append((place, LoadedStripe(one.ref, payload, "", buffer)))
+            at += stripe.total
+        for stripe in bad:
+            self._on_bad(stripe)
+        with self._pool.lock:
+            self._io_seconds += time.perf_counter() - began
+            self._num_running -= 1
+            for place, result in loaded:
+                if result.payload is None or self._cancelled:
+                    result.buffer = None
+                    self._leave(buffer)
+                if not self._cancelled:
+                    self._results[place] = result
+            self._end_if_done()
+            self._pool.ready.notify_all()
+
+    def _read(self, request: _Request, buffer: Buffer) -> tuple[int, str]:
+        """Bytes read, and why they are fewer than asked for, if the system said so."""
+        assert self._file is not None
+        done = 0
+        try:
+            while done < request.num_bytes:
+                part = buffer.view[done : request.num_bytes]
+                num = os.preadv(self._file.fd, [part], request.offset + done)
+                if not num:
+                    break
+                done += num
+            if not self._file.direct:
+                os.posix_fadvise(
+                    self._file.fd, request.offset, request.num_bytes, os.POSIX_FADV_DONTNEED
+                )
+        except OSError as error:
+            return done, f"cannot be read: {error}"
+        return done, ""
+
+    def _leave(self, buffer: Buffer) -> None:
+        """One stripe less needs the buffer. Lock held."""
+        buffer.users -= 1
+        if not buffer.users:
+            self._outstanding -= buffer.charged
+            self._pool.give_buffer(buffer)
+            self._pool.work.notify()
+
+    def _end_if_done(self) -> None:
+        """Close the file once no read can follow. Lock held."""
+        more = self._num_begun < len(self._requests) and not self._cancelled
+        if self._ended or more or self._num_running:
+            return
+        self._ended = True
+        self._pool.remove(self)
+        if self._file is not None:
+            os.close(self._file.fd)
+        self._on_end()
+
+
+def _coalesce(located: Sequence[tuple[int, Located]], limit: int) -> list[_Request]:
+    """Requests of neighbours in the file, of at most `limit` bytes unless one stripe is larger."""
+    requests: list[_Request] = []
+    run: list[tuple[int, Located]] = []
+    size = 0
+    for place, one in located:
+        follows = bool(run) and run[-1][1].offset + run[-1][1].stripe.total == one.offset
+        if run and not (follows and size + one.stripe.total <= limit):
+            requests.append(_Request(run[0][1].offset, size, tuple(run)))
+            run, size = [], 0
+        run.append((place, one))
+        size += one.stripe.total
+    if run:
+        requests.append(_Request(run[0][1].offset, size, tuple(run)))
+    return requests

@@ -1,0 +1,228 @@
+"""What the store's threads share, and deletion: of chosen owners and of those used longest ago."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from sessions.chunks.catalog import Catalog, OwnerEntry, Stripe
+from sessions.chunks.files import ChunkFiles
+from sessions.chunks.index import Index, OwnerRow
+from sessions.chunks.reconcile import CheckReport, audit, open_index, rebuild
+
+log = logging.getLogger(__name__)
+
+Hook = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the store was opened. Changed by the writer thread, `stripes_rejected` by any."""
+
+    stripes_written: int = 0
+    stripes_dropped: int = 0
+    stripes_rejected: int = 0
+    evictions: int = 0  # owners that lost their stripes to the cap
+    compactions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class StoreState:
+    """Owns index, files and accounting. Unless said otherwise: the writer thread only.
+
+    `used` is the sum of the chunk files in bytes, `reserved` what writes in hand may add to it;
+    together they never exceed `cap`. `hook` is called with the name of each step about to be made
+    and may raise what the step might.
+    """
+
+    files: ChunkFiles
+    index: Index
+    reader_index: Index
+    catalog: Catalog
+    cap: int
+    hook: Hook
+    audit_due: bool
+    start_report: CheckReport
+    used: int = 0
+    reserved: int = 0
+    counters: Counters = field(default_factory=Counters)
+    wasteful: set[str] = field(default_factory=set)  # owners worth compacting
+
+    @classmethod
+    def open(cls, files: ChunkFiles, cap: int, hook: Hook) -> StoreState:
+        """Agree index and files. Raises OSError and sqlite3.Error."""
+        report = CheckReport()
+        index, clean = open_index(files, report)
+        reader = Index(files.index_path)
+        catalog = Catalog(reader.load, index.get_meta("tick"))
+        state = cls(files, index, reader, catalog, cap, hook, clean, report)
+        state.used = index.get_meta("bytes") if clean else sum(files.listing().values())
+        report.bytes = state.used
+        for problem in report.problems:
+            log.warning("chunk store: %s", problem)
+        return state
+
+    def settle(self) -> None:
+        """What opening left for later: compare with the files, obey a cap that became smaller."""
+        if self.audit_due:
+            report = CheckReport()
+            self.used = audit(self.index, self.files, report, verify=False, repair=True)
+            self.audit_due = False
+            if report.problems:
+                with self.catalog.lock:
+                    self.catalog.clear()
+                for problem in report.problems:
+                    log.warning("chunk store: %s", problem)
+        self.wasteful.update(self.index.wasteful())
+        if self.used > self.cap:
+            self.make_room(0, ())
+
+    def close_index(self) -> None:
+        """Note that index and files agree, and close."""
+        if not self.audit_due:
+            with self.index.transaction():
+                self.flush_touched()
+                self.index.set_meta(clean=1, bytes=self.used)
+        self.abandon()
+
+    def rebuild_index(self) -> None:
+        """Make the index anew from the files, after SQLite found it damaged."""
+        log.warning("chunk store: the index is damaged and is made anew from the files")
+        report = CheckReport()
+        with self.catalog.lock:
+            self.reader_index.close()
+            self.index.close()
+            self.index = rebuild(self.files, report)
+            self.reader_index = Index(self.files.index_path)
+            self.catalog.reload_with(self.reader_index.load)
+        self.recount()
+        self.audit_due = False
+
+    def recount(self) -> None:
+        """Count the files again, after a failure that left one longer than it should be."""
+        self.used = sum(self.files.listing().values())
+
+    def abandon(self) -> None:
+        """Close both connections without a word on whether index and files agree."""
+        with self.catalog.lock:
+            self.reader_index.close()
+        self.index.close()
+
+    def flush_touched(self) -> None:
+        """Write noted uses, inside a transaction."""
+        with self.catalog.lock:
+            touched, self.catalog.touched = self.catalog.touched, {}
+        if touched:
+            self.index.touch(touched)
+        self.index.set_meta(tick=self.catalog.tick)
+
+    def make_room(
+        self, need: int, protected: Collection[str], used_before: int | None = None
+    ) -> bool:
+        """Delete owners until `need` more bytes fit; False, with nothing lost, if they cannot.
+
+        With `used_before` only owners last used before that tick.
+        """
+        missing = self.used + self.reserved + need - self.cap
+        if missing <= 0:
+            return True
+        with self.catalog.lock:
+            kept = {*protected, *(owner for owner, n in self.catalog.reading.items() if n)}
+        victims: list[OwnerRow] = []
+        with self.index.transaction():
+            self.flush_touched()
+            for row in self.index.least_recent():
+                if missing <= 0:
+                    break
+                if row.name not in kept and (used_before is None or row.used < used_before):
+                    victims.append(row)
+                    missing -= row.size
+            if missing > 0 and need:
+                return False
+            self.hook("delete.commit")
+            self.index.delete_owners(row.id for row in victims)
+        self.counters.evictions += len(victims)
+        self._unlink_all(victims)
+        return self.used + self.reserved + need <= self.cap
+
+    def delete(self, rows: Collection[OwnerRow]) -> None:
+        """Owners with all they have: index commit, then unlink."""
+        if rows:
+            self.hook("delete.commit")
+            with self.index.transaction():
+                self.index.delete_owners(row.id for row in rows)
+            self._unlink_all(rows)
+
+    def _unlink_all(self, rows: Collection[OwnerRow]) -> None:
+        """Remove the files of owners that the index no longer has."""
+        with self.catalog.lock:
+            for row in rows:
+                self.catalog.drop(row.name)
+                self.wasteful.discard(row.name)
+        for row in rows:
+            self.hook("delete.unlink")
+            self.unlink(row.file, row.size)
+
+    def unlink(self, file: str, size: int) -> None:
+        """Remove a file that the index no longer knows; what cannot be removed stays counted."""
+        if self.files.remove(file):
+            self.used -= size
+        else:
+            log.warning("chunk store: %s cannot be removed", file)
+
+    def forget(self, owners: Collection[str], only_file: str = "") -> None:
+        """Delete these owners, or only while their file is `only_file`; leave no trace of ids."""
+        rows = []
+        for owner in owners:
+            row = self.index.find_owner(owner)
+            if row is not None and only_file in ("", row.file):
+                rows.append(row)
+        self.delete(rows)
+        if rows and not only_file:
+            self.index.truncate_log()
+
+    def collect(self, fingerprint: bytes) -> None:
+        """Delete stripes of every other fingerprint."""
+        if not self.index.stale(fingerprint):
+            return
+        self.hook("collect.commit")
+        with self.index.transaction():
+            empty = self.index.delete_stale(fingerprint)
+        with self.catalog.lock:
+            self.catalog.clear()
+        for row in empty:
+            self.hook("collect.unlink")
+            self.unlink(row.file, row.size)
+        self.wasteful.update(self.index.wasteful())
+
+    def remove_stripes(self, owner: str, stripe_ids: Collection[int]) -> None:
+        """Take bad stripes out of the index; their bytes stay until the file is compacted."""
+        row = self.index.find_owner(owner)
+        if row is not None:
+            self.hook("reject.commit")
+            with self.index.transaction():
+                self.index.delete_stripes(stripe_ids)
+                self.index.recount(row.id)
+            row = self.index.find_owner(owner)
+            if row is not None and not row.live:
+                self.delete([row])
+            elif row is not None and row.size > 2 * row.live:
+                self.wasteful.add(owner)
+        with self.catalog.lock:
+            self.catalog.rejected.difference_update(stripe_ids)
+
+    def reject(self, owner: str, stripe: Stripe) -> None:
+        """Never hand this stripe out again. Any thread; the writer must still remove it."""
+        with self.catalog.lock:
+            entry: OwnerEntry | None = self.catalog.loaded(owner)
+            if entry is not None:
+                entry.discard(stripe.id)
+            self.catalog.rejected.add(stripe.id)
+            self.counters.stripes_rejected += 1
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """The index is broken, as opposed to a full disk or an I/O error."""
+    return not isinstance(error, sqlite3.OperationalError)
