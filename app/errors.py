@@ -1,0 +1,110 @@
+"""What each error becomes over HTTP; nothing else in the application knows status codes of them."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+from litestar import Response
+from litestar.enums import MediaType
+from litestar.exceptions import HTTPException
+from litestar.types import ExceptionHandlersMap
+
+from app.faults import ChatMoved, Fault, InvalidField, NoSuchPage, NotRetryable, WrongModel
+from app.services import HTTPRequest, is_fragment
+from app.views import Problem, Views
+from engine.errors import ContextOverflow, EngineUnavailable, QueueFull
+from sessions.errors import NotFound, SessionsError, StaleParent, TurnRunning
+
+logger = logging.getLogger(__name__)
+
+DomainError = (Fault, QueueFull, EngineUnavailable, ContextOverflow, SessionsError)
+ENGINE_RETRY_S = 5
+
+
+def problem_of(error: Exception) -> Problem:
+    """Status, words and way on for an error."""
+    match error:
+        case InvalidField():
+            return Problem(status=400, text=str(error), field=error.field)
+        case ContextOverflow():
+            return Problem(
+                status=413,
+                text=f"This message brings the chat to {error.num_tokens:,} tokens; "
+                f"the model's context holds {error.limit:,}, the answer included.",
+                hint="Shorten the message, or go on in a new chat.",
+                link="/",
+                link_text="Start a new chat",
+            )
+        case QueueFull():
+            return Problem(
+                status=429,
+                text="The server has as many questions as it takes at once.",
+                hint=f"Try again in {error.retry_after_s} seconds; your text is still here.",
+                retry_after_s=error.retry_after_s,
+            )
+        case EngineUnavailable():
+            return Problem(
+                status=503,
+                text="The engine is being started again.",
+                hint="Try again in a few seconds; your text is still here.",
+                retry_after_s=ENGINE_RETRY_S,
+            )
+        case TurnRunning():
+            return _moved("An answer of this chat is still being written.", error.chat_id)
+        case StaleParent() | ChatMoved():
+            text = "This chat went on in another tab or device since this page was loaded."
+            return _moved(text, error.chat_id)
+        case NotRetryable() | WrongModel():
+            return _moved(str(error), error.chat_id)
+        case NoSuchPage() | NotFound():
+            return Problem(status=404, text="There is no such page.", link="/", link_text="Start")
+        case HTTPException():
+            retry = error.headers or {}
+            return Problem(
+                status=error.status_code,
+                text=error.detail or HTTPStatus(error.status_code).phrase,
+                retry_after_s=int(retry["Retry-After"]) if "Retry-After" in retry else None,
+            )
+        case _:
+            return Problem(status=500, text="The server failed to do this; its log says why.")
+
+
+def answer_error(request: HTTPRequest, error: Exception) -> Response[str]:
+    """The response for an error: a fragment, a page or JSON, as was asked for."""
+    problem = problem_of(error)
+    if problem.status >= 500 and not isinstance(error, EngineUnavailable):
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(request, request.app.state.views, problem)
+
+
+def problem_response(request: HTTPRequest, views: Views, problem: Problem) -> Response[str]:
+    headers = {"Vary": "HX-Request, HX-Request-Type"}
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(problem.retry_after_s)
+    if wants_json(request):
+        body, media_type = views.problem_json(problem), MediaType.JSON
+    elif is_fragment(request):
+        headers |= {"HX-Retarget": "#notice", "HX-Reswap": "innerHTML"}
+        body, media_type = views.fragment("problem.html", problem=problem), MediaType.HTML
+    else:
+        body, media_type = views.problem_page(request, problem), MediaType.HTML
+    return Response(body, status_code=problem.status, headers=headers, media_type=media_type)
+
+
+def wants_json(request: HTTPRequest) -> bool:
+    path = request.url.path
+    return path.endswith(".json") or path in ("/health", "/readyz")
+
+
+def _moved(text: str, chat_id: str) -> Problem:
+    return Problem(
+        status=409,
+        text=text,
+        hint="Your text is still here.",
+        link=f"/chats/{chat_id}",
+        link_text="Show the chat as it is now",
+    )
+
+
+EXCEPTION_HANDLERS: ExceptionHandlersMap = {Exception: answer_error, HTTPException: answer_error}

@@ -1,0 +1,48 @@
+"""What a request can get wrong; `app.errors` says what each becomes over HTTP."""
+
+from __future__ import annotations
+
+
+class Fault(Exception):
+    """Base of the application's own errors; the message can be shown to the user."""
+
+
+class InvalidField(Fault):
+    """A form field has a value that is not allowed."""
+
+    def __init__(self, field: str, value: str, limit: str) -> None:
+        super().__init__(f"{field}: {value} is not allowed; allowed: {limit}")
+        self.field = field
+        self.value = value
+        self.limit = limit
+
+
+class NoSuchPage(Fault):
+    """There is no such chat, turn or message, or it is another user's: the two look the same."""
+
+    def __init__(self) -> None:
+        super().__init__("There is no such page.")
+
+
+class ChatMoved(Fault):
+    """The form was made for an earlier state of the chat: it went on elsewhere."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__("This chat went on in another tab or device since this page was loaded.")
+        self.chat_id = chat_id
+
+
+class NotRetryable(Fault):
+    """Only the last answer can be tried again, and only when it was cut short."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__("This answer cannot be tried again: only the last one, when it was cut.")
+        self.chat_id = chat_id
+
+
+class WrongModel(Fault):
+    """The chat's token ids are of another tokenizer than that of the model that is running."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__("This chat was made with another model; it can be read, not continued.")
+        self.chat_id = chat_id

@@ -1,0 +1,155 @@
+"""Composition root of the web application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
+
+from litestar import Litestar
+from litestar.di import Provide
+from litestar.static_files import create_static_files_router
+
+from app.assets import STATIC, AssetUrls, keep_versioned_assets
+from app.assistants.loader import builtin_assistants
+from app.chat import ChatService
+from app.errors import EXCEPTION_HANDLERS
+from app.routes import ROUTE_HANDLERS
+from app.security import SecurityPlugin
+from app.services import Services, provide_services, stamp_receipt
+from app.settings import Settings
+from app.streams import TurnHub
+from app.upkeep import Upkeep
+from app.views import Views
+from engine.client import Engine, EngineClient
+from engine.model.source import resolve_model
+from engine.model.tokenizer import ChatTokenizer
+from sessions.database import Database
+from sessions.repository import Repository
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
+    """The application; its lifespan opens the database and starts the engine unless one is given.
+
+    The lifespan raises SchemaOutdated, SchemaTooNew, DatabaseDamaged, ModelError and
+    EngineUnavailable, each before the server listens.
+    """
+    assets = AssetUrls()
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
+        database = await Database.open(settings.database_path)
+        try:
+            async with _running(app, settings, database, assets, engine):
+                yield
+        finally:
+            await database.close()
+
+    return Litestar(
+        route_handlers=[
+            *ROUTE_HANDLERS,
+            create_static_files_router(path="/static", directories=[STATIC]),
+        ],
+        dependencies={"services": Provide(provide_services, sync_to_thread=False)},
+        exception_handlers=EXCEPTION_HANDLERS,
+        middleware=[stamp_receipt],
+        plugins=[SecurityPlugin(allowed_hosts=settings.allowed_hosts)],
+        lifespan=[lifespan],
+        before_send=[keep_versioned_assets],
+        openapi_config=None,
+    )
+
+
+@asynccontextmanager
+async def _running(
+    app: Litestar,
+    settings: Settings,
+    database: Database,
+    assets: AssetUrls,
+    engine: Engine | None,
+) -> AsyncGenerator[None, None]:
+    """Put the parts together, and take them apart: turns first, then the engine."""
+    repository = Repository(database)
+    await _recover(repository)
+    model_dir = await asyncio.to_thread(
+        resolve_model, settings.model, settings.data_dir, logger.info
+    )
+    tokenizer = await asyncio.to_thread(ChatTokenizer, model_dir)
+    if engine is None:
+        engine = await EngineClient.start(settings.engine_config(model_dir))
+    try:
+        views = Views(assets)
+        hub = TurnHub(views.frame)
+        upkeep = Upkeep(repository=repository, engine=engine, hub=hub)
+        chat = ChatService(
+            repository=repository,
+            engine=engine,
+            tokenizer=tokenizer,
+            hub=hub,
+            upkeep=upkeep,
+            max_message_chars=settings.max_message_chars,
+        )
+        app.state.repository = repository
+        app.state.views = views
+        app.state.services = Services(
+            settings=settings,
+            database=database,
+            repository=repository,
+            engine=engine,
+            hub=hub,
+            upkeep=upkeep,
+            chat=chat,
+            views=views,
+        )
+        try:
+            with _streams_end_on_signals(hub):
+                yield
+        finally:
+            hub.end_streams()
+            await chat.close()
+            await upkeep.close()
+    finally:
+        await engine.close()
+
+
+async def _recover(repository: Repository) -> None:
+    """After a crash: what ran is marked interrupted. Then the shipped assistants."""
+    interrupted = await repository.interrupt_running()
+    if interrupted:
+        logger.warning("%d answers were cut off by the last end", len(interrupted))
+    await repository.sync_builtin_assistants(builtin_assistants())
+
+
+@contextmanager
+def _streams_end_on_signals(hub: TurnHub) -> Iterator[None]:
+    """End event streams when the server is told to stop.
+
+    uvicorn waits for open connections before it runs the lifespan's end, and a stream stays open
+    as long as its turn runs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(hub.end_streams)
+        previous = before[signal.Signals(number)]
+        if callable(previous):
+            previous(number, frame)
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, handler)

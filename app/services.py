@@ -1,0 +1,66 @@
+"""What the handlers work with, put together once by `app.main`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+from litestar import Request
+from litestar.datastructures import State
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from app.chat import ChatService
+from app.settings import Settings
+from app.streams import TurnHub
+from app.upkeep import Upkeep
+from app.views import Views
+from engine.client import Engine
+from sessions.database import Database
+from sessions.repository import Repository
+
+HTTPRequest = Request[Any, Any, State]
+_RECEIVED = "rejoinder_received_at"
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts of a running server."""
+
+    settings: Settings
+    database: Database
+    repository: Repository
+    engine: Engine
+    hub: TurnHub
+    upkeep: Upkeep
+    chat: ChatService
+    views: Views
+
+
+UseServices = NamedDependency[Services]
+
+
+def provide_services(state: State) -> Services:
+    return cast(Services, state.services)
+
+
+def stamp_receipt(app: ASGIApp) -> ASGIApp:
+    """Middleware: note when a request came in, for its turn's time to the first token."""
+
+    async def stamped(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[_RECEIVED] = time.monotonic()
+        await app(scope, receive, send)
+
+    return stamped
+
+
+def received_at(request: HTTPRequest) -> float:
+    """When the request came in, in seconds of the monotonic clock."""
+    return cast(float, request.scope["state"][_RECEIVED])
+
+
+def is_fragment(request: HTTPRequest) -> bool:
+    """htmx asks for a part of a page; with the type "full" it wants all of it."""
+    headers = request.headers
+    return headers.get("hx-request") == "true" and headers.get("hx-request-type") != "full"

@@ -1,0 +1,201 @@
+"""Records turned into what the templates show, and the templates turned into HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from litestar import Request
+from markupsafe import Markup
+
+from app.assets import AssetUrls
+from app.rendering import FinishedHtml
+from app.security import csrf_token
+from app.streams import LiveTurn
+from sessions.records import Chat, Latency, Message
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+NOTES = {
+    "stopped": "You stopped this answer.",
+    "interrupted": "This answer was interrupted.",
+    "failed": "This answer failed.",
+}
+RETRYABLE = frozenset(NOTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What went wrong, in words for the person in front of the page."""
+
+    status: int
+    text: str
+    hint: str = ""
+    link: str = ""
+    link_text: str = ""
+    field: str = ""
+    retry_after_s: int | None = None
+
+    @property
+    def title(self) -> str:
+        return HTTPStatus(self.status).phrase
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerView:
+    """One answer as `fragments/answer.html` shows it."""
+
+    id: str
+    chat_id: str
+    status: str
+    running: bool
+    html: Markup
+    turn_id: str = ""
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    note: str = ""
+    latency_line: str = ""
+    retryable: bool = False
+    role: str = "assistant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComposerView:
+    """The parts of the composer that change with the chat: what comes next, and the gauge."""
+
+    parent_id: str
+    used: int  # tokens of the context
+    limit: int
+    running: bool
+
+
+def latency_line(latency: Latency | None) -> str:
+    """Where the prompt's tokens came from and how soon the first token came, in one line."""
+    if latency is None:
+        return ""
+    parts = []
+    if latency.restored_tokens:
+        parts.append(f"restored {latency.restored_tokens:,} tokens in {latency.restore_ms:,.0f} ms")
+    if latency.recomputed_tokens:
+        parts.append(f"recomputed {latency.recomputed_tokens:,} tokens")
+    if latency.resident_tokens:
+        parts.append(f"{latency.resident_tokens:,} tokens still in memory")
+    if latency.prefix_tokens:
+        parts.append(f"{latency.prefix_tokens:,} tokens shared with other chats")
+    first_token_ms = latency.server_ttft_ms
+    if first_token_ms is not None:
+        parts.append(f"first token {first_token_ms:,.0f} ms")
+    return ", ".join(parts)
+
+
+class Views:
+    """Owns the template environment and the cache of rendered answers. Event loop only."""
+
+    def __init__(self, assets: AssetUrls) -> None:
+        self._env = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            trim_blocks=True,
+            undefined=StrictUndefined,
+        )
+        self._env.filters["count"] = lambda number: f"{number:,}"
+        self._env.filters["figure"] = _figure
+        self._env.globals["static"] = assets.url
+        self._finished = FinishedHtml()
+
+    def answer(
+        self,
+        message: Message,
+        *,
+        live: LiveTurn | None = None,
+        latency: Latency | None = None,
+        last: bool = False,
+    ) -> AnswerView:
+        """An answer as it stands; `live` is its running turn, `last` that nothing follows it."""
+        if live is not None and not live.finished:
+            return AnswerView(
+                id=message.id,
+                chat_id=message.chat_id,
+                status="running",
+                running=True,
+                turn_id=live.turn_id,
+                html=Markup(self._finished.html(live.text)),
+                phase=live.phase,
+                done=live.done,
+                total=live.total,
+            )
+        # A turn that is running in the database only has just ended: show it as cut off.
+        status = "interrupted" if message.status == "running" else message.status
+        note = NOTES.get(status, "")
+        if message.error:
+            note = message.error
+        elif message.finish_reason == "length":
+            note = "The answer reached the length limit."
+        return AnswerView(
+            id=message.id,
+            chat_id=message.chat_id,
+            status=status,
+            running=False,
+            html=Markup(self._finished.html(message.text)),
+            note=note,
+            latency_line=latency_line(latency),
+            retryable=last and status in RETRYABLE,
+        )
+
+    def frame(self, turn: LiveTurn, *, first_block: int, whole: bool) -> str:
+        """One event of a running turn's stream."""
+        blocks = Markup("").join(Markup(html) for html in turn.closed_blocks[first_block:])
+        return self.fragment(
+            "frame.html",
+            answer=turn,
+            message_id=turn.message_id,
+            whole=whole,
+            blocks=blocks,
+            open_block=Markup(turn.open_block),
+            announced="" if whole else blocks.striptags(),
+        )
+
+    def fragment(self, name: str, **context: Any) -> str:
+        return self._env.get_template(f"fragments/{name}").render(context)
+
+    def page(self, request: Request[Any, Any, Any], name: str, context: Mapping[str, Any]) -> str:
+        """A whole page. Call it before the response starts: it may set the CSRF cookie."""
+        common = {
+            "csrf_token": csrf_token(request),
+            "chats": None,
+            "current_chat_id": None,
+            "problem": None,
+            "text": "",
+            "autofocus": False,
+        }
+        return self._env.get_template(f"pages/{name}").render({**common, **context})
+
+    def problem_page(self, request: Request[Any, Any, Any], problem: Problem) -> str:
+        return self.page(request, "problem.html", {"problem": problem})
+
+    def problem_json(self, problem: Problem) -> str:
+        return msgspec.json.encode({"status": problem.status, "error": problem.text}).decode()
+
+
+def composer_view(
+    chat: Chat, path: list[Message], *, prefix_tokens: int, limit: int, running: bool
+) -> ComposerView:
+    """The composer after the messages of `path`."""
+    return ComposerView(
+        parent_id=path[-1].id if path else "",
+        used=prefix_tokens + sum(len(message.token_ids) for message in path),
+        limit=limit,
+        running=running,
+    )
+
+
+def _figure(value: float | None) -> str:
+    """A measurement for people: unknown is a dash, never 0."""
+    if value is None:
+        return "\N{EN DASH}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
