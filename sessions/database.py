@@ -200,6 +200,7 @@ def _engine(path: Path, *, pool_size: int, begin: str, read_only: bool) -> Async
         URL.create("sqlite+aiosqlite", database=str(path)),
         pool_size=pool_size,
         max_overflow=0,
+        hide_parameters=True,  # they are private texts, and errors get logged
         # The driver's own transaction handling is off: BEGIN is ours, so that it can be IMMEDIATE.
         connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_MS / 1000},
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import false, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
@@ -73,6 +73,8 @@ async def sync_builtin(db: AsyncConnection, seeds: Sequence[AssistantSeed], now:
 
 async def visible(db: AsyncConnection, user_id: str | None) -> list[Assistant]:
     table = models.Assistant
+    # Not `owner_id == None`: that is true of all that belong to nobody.
+    own = false() if user_id is None else table.owner_id == user_id
     rows = await db.execute(
         select(
             table.id,
@@ -84,7 +86,7 @@ async def visible(db: AsyncConnection, user_id: str | None) -> list[Assistant]:
             table.sampling,
             table.created_at,
         )
-        .where(or_(table.published, table.owner_id == user_id))
+        .where(or_(table.published, own))
         .order_by(table.position, table.created_at, table.id)
     )
     return [Assistant(**row) for row in rows.mappings()]
