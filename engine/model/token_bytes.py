@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from engine.errors import ModelError
@@ -32,6 +32,12 @@ def token_bytes(
         if token_id not in special_ids:
             table[token_id] = token.encode() if token in added else to_bytes(token)
     return table
+
+
+def missing_bytes(table: Sequence[bytes]) -> bytes:
+    """The bytes that no token stands for alone, so that some texts cannot be written."""
+    present = {piece[0] for piece in table if len(piece) == 1}
+    return bytes(byte for byte in range(256) if byte not in present)
 
 
 def without_added_tokens(data: Mapping[str, Any]) -> dict[str, Any]:

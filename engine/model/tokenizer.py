@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import ModelError
 from engine.model.chat_template import ChatTemplate
-from engine.model.token_bytes import token_bytes, without_added_tokens
+from engine.model.token_bytes import missing_bytes, token_bytes, without_added_tokens
 
 
 class IncrementalDecoder:
@@ -68,6 +68,7 @@ class ChatTokenizer:
         added = {i: token for i, token in added.items() if token.special or token.content.strip()}
         self._control_ids = frozenset(added)
         self._pieces_bytes = token_bytes(data, self._full.get_vocab(), special_ids)
+        self._missing_bytes = missing_bytes(self._pieces_bytes)
         longest_first = sorted((token.content for token in added.values()), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -115,12 +116,23 @@ class ChatTokenizer:
     def encode_text(self, text: str) -> list[int]:
         """The text as ordinary tokens, whatever control tokens it spells.
 
-        Raises ValueError when the text is not valid Unicode (a lone surrogate).
+        `decode` gives the text back, but for characters that the vocabulary cannot write at all
+        (some lack the first byte of unassigned ones): those become U+FFFD. Raises ValueError when
+        the text is not valid Unicode (a lone surrogate).
         """
         try:
-            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeEncodeError) as error:
+            data = text.encode()
+        except UnicodeEncodeError as error:
             raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
+        missing = self._missing_bytes
+        if missing and len(data.translate(None, missing)) < len(data):
+            text = "".join(
+                "\ufffd"
+                if character.encode().translate(None, missing) != character.encode()
+                else character
+                for character in text
+            )
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if self._control_ids.isdisjoint(ids):
             return ids
         return self._encode_apart(text)
