@@ -41,7 +41,8 @@ def main() -> int:
         return 1
     if arguments.tools_only:
         return 0
-    command = [VENV / "bin" / "rejoinder", "setup", *(["--dev"] if arguments.dev else [])]
+    command = [str(VENV / "bin" / "rejoinder"), "setup"]
+    command += ["--dev"] if arguments.dev else []
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
@@ -64,7 +65,7 @@ def _install_packages(*, dev: bool) -> None:
             return
     with step("installing dependencies (some 500 MB when nothing is cached)") as progress:
         python = VENV / "bin" / "python"
-        pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check"]
         target = ".[dev]" if dev else "."
 
         def show(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from app.settings import (
     option_name,
     unknown_variables,
 )
-from engine.errors import ModelError
+from engine.errors import EngineError
 from sessions.errors import SessionsError
 from sessions.migrate import is_outdated, require_current, upgrade
 
@@ -84,7 +85,7 @@ def serve(migrate: bool, **options: Any) -> None:
                 upgrade(settings.database_path, settings.backup_dir, click.echo)
             require_current(settings.database_path)
             started = run_server(settings)
-        except (SessionsError, ModelError) as error:
+        except (SessionsError, EngineError) as error:
             raise click.ClickException(str(error)) from error
     sys.exit(0 if started else 1)
 
@@ -107,6 +108,37 @@ def setup(dev: bool, **options: Any) -> None:
     except StepFailed as error:
         raise click.ClickException(str(error)) from error
     _upgrade(settings)
+
+
+@main.command()
+@click.option("--repair", is_flag=True, help="put right what can be, dropping doubtful checkpoints")
+@_setting_options("data_dir", "checkpoint_dirs", "checkpoint_cap_mib")
+def check(repair: bool, **options: Any) -> None:
+    """Check database, index and checkpoint files of a stopped server against each other.
+
+    Ends with status 1 when something is wrong and was not put right.
+    """
+    settings = _load(options)
+    from app.check import check_data
+    from sessions.chunks import ChunkStoreError
+
+    with _locked(settings):
+        try:
+            require_current(settings.database_path)
+            findings = check_data(settings, repair=repair)
+        except (SessionsError, ChunkStoreError, OSError, sqlite3.Error) as error:
+            raise click.ClickException(str(error)) from error
+    for fact in findings.facts:
+        click.echo(fact)
+    for fault in findings.faults:
+        click.echo(f"wrong: {fault}")
+    for fixed in findings.fixed:
+        click.echo(f"put right: {fixed}")
+    if findings.clean:
+        click.echo("all is well")
+    elif not repair:
+        click.echo("--repair puts checkpoints right")
+    sys.exit(0 if findings.clean else 1)
 
 
 @main.group()

@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
 
 import click
 import uvicorn
 
 from app.main import create_app
 from app.settings import Settings
+from engine.errors import EngineError
 from engine.model.source import read_model_config, resolve_model
+from sessions.errors import SessionsError
 
-GRACEFUL_SHUTDOWN_S = 10  # then open connections are cut; turns are finished or marked before
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+GRACEFUL_SHUTDOWN_S = 10  # then connections that are still open are cut
 
 
 def run_server(settings: Settings) -> bool:
-    """Serve until a signal ends it; False when it could not start.
+    """Serve until a signal ends it; False when it could not start for a reason that was logged.
 
-    Raises ModelError before anything listens.
+    Raises EngineError and SessionsError, each before anything listens.
     """
+    model_dir = resolve_model(settings.model, settings.data_dir, click.echo)
+    read_model_config(model_dir)
+    # The directory instead of the name it was found by, so that nothing is verified twice.
+    found = settings.model_copy(update={"model": str(model_dir)})
+    app = _StartupFaults(create_app(found))
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,  # the framework has put its own handlers there
     )
-    read_model_config(resolve_model(settings.model, settings.data_dir, click.echo))
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
@@ -36,7 +49,42 @@ def run_server(settings: Settings) -> bool:
     )
     server = _Server(config)
     server.run()
+    if app.fault is not None:
+        raise app.fault
     return server.started
+
+
+class _StartupFaults:
+    """Keeps a known fault of the application's start, which uvicorn would log as a traceback."""
+
+    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
+        self._app = app
+        self.fault: EngineError | SessionsError | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        failed: Message | None = None
+
+        async def hold_failure(message: Message) -> None:
+            nonlocal failed
+            if message["type"] == "lifespan.startup.failed":
+                failed = message
+            else:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, hold_failure)
+        except (EngineError, SessionsError) as error:
+            if failed is None:
+                raise
+            self.fault = error
+            await send({"type": "lifespan.startup.failed", "message": ""})
+        except BaseException:
+            if failed is not None:
+                await send(failed)
+            raise
 
 
 class _Server(uvicorn.Server):

@@ -134,9 +134,10 @@ class Settings(BaseSettings):
     def engine_config(self, model_dir: Path) -> EngineConfig:
         """What the engine process is told; `model_dir` is what `resolve_model` returned."""
         saves = self.checkpoint_cap_mib > 0
+        from_hub = model_dir.parent.name == "hub"
         return EngineConfig(
             model_dir=str(model_dir.resolve()),
-            model_name=self.model if model_dir.parent.name == "hub" else model_dir.name,
+            model_name=model_dir.name.replace("--", "/", 1) if from_hub else model_dir.name,
             dtype=self.dtype,
             kv_memory_bytes=self.kv_memory_mib * MIB,
             max_batch=self.max_batch,
