@@ -100,10 +100,8 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 @pytest.fixture(scope="module")
-def embedded_dir() -> Path:
-    from engine.model.source import EMBEDDED_NAME
-
-    return REPOSITORY / "data" / "models" / EMBEDDED_NAME
+def embedded_dir(embedded_model: Path) -> Path:
+    return embedded_model
 
 
 @pytest.fixture(scope="module")
