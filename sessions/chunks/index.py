@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sessions.chunks.catalog import OwnerEntry, Stripe
-from sessions.chunks.layout import Layout, parse_layout
+from sessions.chunks.layout import (
+    ALIGN,
+    DIGEST_BYTES,
+    MAX_TOKENS,
+    Layout,
+    align_up,
+    header_bytes,
+    parse_layout,
+)
 
 SCHEMA_VERSION = 1
 _SCHEMA = (
@@ -47,6 +55,47 @@ class OwnerRow:
     used: int  # tick of the last use
 
 
+def _owner_row(row: tuple[object, ...]) -> OwnerRow:
+    """Raises sqlite3.DatabaseError when damage made the row what none can be."""
+    owner_id, name, file, size, live, used = row
+    if (
+        isinstance(owner_id, int)
+        and isinstance(name, str)
+        and isinstance(file, str)
+        and isinstance(size, int)
+        and isinstance(live, int)
+        and isinstance(used, int)
+        and 0 <= live <= size < 1 << 62
+        and size % ALIGN == 0
+    ):
+        return OwnerRow(owner_id, name, file, size, live, used)
+    raise sqlite3.DatabaseError("a row of an owner is damaged")
+
+
+def _stripe_sound(stripe: Stripe, owner: str) -> bool:
+    """False when damage made the row what no stripe can be."""
+    blobs = (stripe.fingerprint, stripe.parent, stripe.ids)
+    if not all(isinstance(blob, bytes) for blob in blobs):
+        return False
+    if not all(isinstance(n, int) for n in (stripe.offset, stripe.total, stripe.start)):
+        return False
+    size = header_bytes(owner.encode(), stripe.fingerprint, stripe.ids, stripe.layout)
+    return (
+        stripe.offset % ALIGN == 0
+        and 0 <= stripe.offset < 1 << 62
+        and stripe.total == align_up(size + stripe.layout.payload_bytes)
+        and 0 <= stripe.start < 1 << 32
+        and 0 < len(stripe.ids) <= 4 * MAX_TOKENS
+        and len(stripe.ids) % 4 == 0
+        and len(stripe.parent) == DIGEST_BYTES
+    )
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """The index is broken, as opposed to a full disk or an I/O error."""
+    return not isinstance(error, sqlite3.OperationalError)
+
+
 def is_shared(owner: str) -> bool:
     """Owners of shared prefixes, which are evicted last."""
     return owner.startswith("p-")
@@ -60,6 +109,7 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.text_factory = lambda raw: raw.decode(errors="replace")
         self._layouts: dict[int, Layout] = {}
         self._layout_ids: dict[bytes, int] = {}
         self._fingerprint_ids: dict[bytes, int] = {}
@@ -116,7 +166,11 @@ class Index:
 
     def get_meta(self, key: str, default: int = 0) -> int:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return default if row is None else int(row[0])
+        if row is None:
+            return default
+        if not isinstance(row[0], int):
+            raise sqlite3.DatabaseError(f"{key} is damaged")
+        return row[0]
 
     def set_meta(self, **values: int) -> None:
         self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
@@ -125,19 +179,18 @@ class Index:
 
     def load(self, owner: str) -> OwnerEntry | None:
         """The owner's file and stripes; None when nothing is held."""
-        row = self._db.execute(
-            "SELECT id, file, size FROM owner WHERE name = ?", (owner,)
-        ).fetchone()
+        row = self.find_owner(owner)
         if row is None:
             return None
-        entry = OwnerEntry(row[0], owner, row[1], row[2])
+        entry = OwnerEntry(row.id, owner, row.file, row.size)
         rows = self._db.execute(_LOAD_STRIPES, (entry.id,)).fetchall()
         self.rows_read += 1 + len(rows)
         for stripe_id, offset, total, digest, start, parent, ids, layout in rows:
             known = self._layouts.get(layout) or self._layout(layout)
-            entry.add(
-                Stripe(stripe_id, entry.file, offset, total, digest, start, parent, ids, known)
-            )
+            one = Stripe(stripe_id, entry.file, offset, total, digest, start, parent, ids, known)
+            if not _stripe_sound(one, owner):
+                raise sqlite3.DatabaseError(f"the row of stripe {stripe_id} is damaged")
+            entry.add(one)
         return entry
 
     def _layout(self, layout_id: int) -> Layout:
@@ -154,13 +207,13 @@ class Index:
         row = self._db.execute(
             "SELECT id, name, file, size, live, used FROM owner WHERE name = ?", (owner,)
         ).fetchone()
-        return None if row is None else OwnerRow(*row)
+        return None if row is None else _owner_row(row)
 
     def owners(self) -> list[OwnerRow]:
         """Every owner. Grows with their number: never on the way to the first request."""
         rows = self._db.execute("SELECT id, name, file, size, live, used FROM owner").fetchall()
         self.rows_read += len(rows)
-        return [OwnerRow(*row) for row in rows]
+        return [_owner_row(row) for row in rows]
 
     def least_recent(self) -> Iterator[OwnerRow]:
         """Owners to evict, in order: least recently used first, shared prefixes last."""
@@ -169,7 +222,7 @@ class Index:
         )
         for row in cursor:
             self.rows_read += 1
-            yield OwnerRow(*row)
+            yield _owner_row(row)
 
     def wasteful(self) -> list[str]:
         """Owners whose files are more than half superseded stripes."""
@@ -257,7 +310,7 @@ class Index:
             " (SELECT coalesce(sum(total), 0) FROM stripe WHERE stripe.owner = owner.id)"
         )
         rows = self._db.execute("SELECT id, name, file, size, live, used FROM owner WHERE live = 0")
-        empty = [OwnerRow(*row) for row in rows.fetchall()]
+        empty = [_owner_row(row) for row in rows.fetchall()]
         self.delete_owners(row.id for row in empty)
         return empty
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from sessions.chunks.audit import audit
 from sessions.chunks.catalog import Catalog, OwnerEntry, Stripe
 from sessions.chunks.files import ChunkFiles
 from sessions.chunks.index import Index, OwnerRow
-from sessions.chunks.reconcile import CheckReport, audit, open_index, rebuild
+from sessions.chunks.rebuild import rebuild
+from sessions.chunks.reconcile import open_index
+from sessions.chunks.report import CheckReport
 
 log = logging.getLogger(__name__)
 
@@ -221,8 +223,3 @@ class StoreState:
                 entry.discard(stripe.id)
             self.catalog.rejected.add(stripe.id)
             self.counters.stripes_rejected += 1
-
-
-def is_damage(error: sqlite3.Error) -> bool:
-    """The index is broken, as opposed to a full disk or an I/O error."""
-    return not isinstance(error, sqlite3.OperationalError)

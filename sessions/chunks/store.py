@@ -12,11 +12,13 @@ import numpy as np
 from sessions.chunks.append import Append
 from sessions.chunks.catalog import OwnerEntry, Stripe, StripeRef, best_match
 from sessions.chunks.files import ChunkFiles, OpenFile
+from sessions.chunks.index import is_damage
 from sessions.chunks.layout import DIGEST_BYTES, MAX_TOKENS, build_layout
-from sessions.chunks.reader import LoadedStripe, Located, ReadPool, ReadStream
-from sessions.chunks.reconcile import CheckReport
-from sessions.chunks.state import StoreState, is_damage
-from sessions.chunks.types import Bytes, TokenIds
+from sessions.chunks.read_pool import ReadPool
+from sessions.chunks.read_stream import LoadedStripe, Located, ReadStream
+from sessions.chunks.report import CheckReport
+from sessions.chunks.state import StoreState
+from sessions.chunks.types import Bytes, ChunkStoreError, TokenIds
 from sessions.chunks.types import StripeRef as AnyStripeRef
 from sessions.chunks.writer import Barrier, Collect, Compact, Forget, Rebuild, Reject, Writer
 
@@ -44,7 +46,8 @@ class ChunkStore:
         """Open the store in these directories, made if missing; new files go to each in turn.
 
         `hook` is called before each step of the writer, with its name. Raises StoreLockedError
-        when another process has one of the directories, ValueError and OSError.
+        when another process has one of the directories, ChunkStoreError when the index can be
+        neither read nor made, ValueError and OSError.
         """
         if cap_bytes < 0:
             raise ValueError(f"cap of {cap_bytes} bytes, at least 0")
@@ -53,6 +56,9 @@ class ChunkStore:
         files = ChunkFiles(dirs)
         try:
             self._state = StoreState.open(files, cap_bytes, hook or (lambda step: None))
+        except sqlite3.Error as error:
+            files.unlock()
+            raise ChunkStoreError(f"index {files.index_path}: {error}") from error
         except BaseException:
             files.unlock()
             raise

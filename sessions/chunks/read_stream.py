@@ -1,36 +1,23 @@
-"""Reading stripes: threads that run ahead of the caller, within a byte budget."""
+"""Reading an owner's stripes ahead of the caller, within a byte budget."""
 
 from __future__ import annotations
 
-import mmap
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from sessions.chunks.catalog import Stripe, StripeRef
 from sessions.chunks.files import OpenFile
-from sessions.chunks.layout import ALIGN, align_up, header_bytes, stripe_error
+from sessions.chunks.layout import ALIGN, header_bytes, stripe_error
+from sessions.chunks.read_pool import Buffer, ReadPool
 from sessions.chunks.types import Bytes
 from sessions.chunks.types import LoadedStripe as AnyLoadedStripe
 
 REQUEST_BYTES = 4 << 20  # adjacent stripes are read together up to this
-_IDLE_BUFFER_BYTES = 64 << 20  # kept for later reads
-_BUFFER_UNIT = 1 << 20
-
-
-class Buffer:
-    """Page-aligned memory that one request is read into."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.size = num_bytes
-        self.memory = mmap.mmap(-1, num_bytes)
-        self.view = memoryview(self.memory)
-        self.charged = 0  # bytes of the budget that it takes
-        self.users = 0  # stripes in it that are not released yet
 
 
 @dataclass(slots=True, eq=False)
@@ -67,86 +54,6 @@ class _Request:
     offset: int
     num_bytes: int
     items: tuple[tuple[int, Located], ...]
-
-
-class ReadPool:
-    """Owns the reader threads and their idle buffers. Any thread may call it."""
-
-    def __init__(self, num_threads: int) -> None:
-        self.lock = threading.Lock()
-        self.work = threading.Condition(self.lock)
-        self.ready = threading.Condition(self.lock)
-        self._streams: list[ReadStream] = []
-        self._idle: list[Buffer] = []
-        self._idle_bytes = 0
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"chunk-reader-{i}", daemon=True)
-            for i in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def add(self, stream: ReadStream) -> None:
-        with self.lock:
-            self._streams.append(stream)
-            self.work.notify(len(self._threads))
-
-    def close(self) -> None:
-        """Cancel every stream and end the threads."""
-        with self.lock:
-            self._closed = True
-            streams = list(self._streams)
-            self.work.notify_all()
-        for stream in streams:
-            stream.cancel()
-        for thread in self._threads:
-            thread.join()
-
-    def take_buffer(self, num_bytes: int) -> Buffer:
-        """A buffer of at least `num_bytes`, the smallest idle one that does. Lock held."""
-        size = align_up(num_bytes, _BUFFER_UNIT)
-        fitting = [buffer for buffer in self._idle if size <= buffer.size <= 2 * size]
-        if not fitting:
-            return Buffer(size)
-        buffer = min(fitting, key=lambda one: one.size)
-        self._idle.remove(buffer)
-        self._idle_bytes -= buffer.size
-        return buffer
-
-    def give_buffer(self, buffer: Buffer) -> None:
-        """Keep a buffer for later, or let it go. Lock held."""
-        if self._idle_bytes + buffer.size <= _IDLE_BUFFER_BYTES:
-            self._idle.append(buffer)
-            self._idle_bytes += buffer.size
-
-    def _run(self) -> None:
-        while True:
-            with self.lock:
-                job = self._next()
-                while job is None:
-                    if self._closed:
-                        return
-                    self.work.wait()
-                    job = self._next()
-            stream, request, buffer = job
-            stream.carry_out(request, buffer)
-
-    def _next(self) -> tuple[ReadStream, _Request, Buffer] | None:
-        """The first stream's next read that its budget allows. Lock held."""
-        for stream in self._streams:
-            request = stream.next_request()
-            if request is not None:
-                buffer = self.take_buffer(request.num_bytes)
-                buffer.users = len(request.items)
-                buffer.charged = request.num_bytes
-                return stream, request, buffer
-        return None
-
-    def remove(self, stream: ReadStream) -> None:
-        """No more reads of this stream. Lock held."""
-        if stream in self._streams:
-            self._streams.remove(stream)
 
 
 class ReadStream:
@@ -242,19 +149,22 @@ class ReadStream:
 
     # -- the readers' side
 
-    def next_request(self) -> _Request | None:
+    def next_job(self) -> Callable[[], None] | None:
         """The next read if the budget allows it, as begun. Lock held."""
         if self._cancelled or self._num_begun == len(self._requests):
             return None
         request = self._requests[self._num_begun]
         if self._outstanding and self._outstanding + request.num_bytes > self._budget:
             return None
+        buffer = self._pool.take_buffer(request.num_bytes)
+        buffer.users = len(request.items)
+        buffer.charged = request.num_bytes
         self._num_begun += 1
         self._num_running += 1
         self._outstanding += request.num_bytes
-        return request
+        return partial(self._carry_out, request, buffer)
 
-    def carry_out(self, request: _Request, buffer: Buffer) -> None:
+    def _carry_out(self, request: _Request, buffer: Buffer) -> None:
         """Read, verify, and hand over. Reader thread."""
         began = time.perf_counter()
         num_read, failure = self._read(request, buffer)
