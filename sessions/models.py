@@ -184,6 +184,13 @@ class TurnLatency(Base):
     restore_plan: Mapped[str] = mapped_column(Text)
 
 
+class ChatToForget(Base):
+    """A deleted chat whose checkpoints the engine has not confirmed to have deleted."""
+
+    __tablename__ = "chat_to_forget"
+    chat_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+
+
 class Setting(Base):
     __tablename__ = "setting"
     key: Mapped[str] = mapped_column(String(100), primary_key=True)

@@ -129,10 +129,10 @@ class Repository:
         async with self._database.read() as db:
             return await chats.owned(db, user_id, chat_id)
 
-    async def known_chats(self, chat_ids: Sequence[str]) -> set[str]:
-        """Those of the given ids that are chats, of whatever user."""
+    async def chat_of_message(self, user_id: str, message_id: str) -> str | None:
+        """The id of a message's chat; None when that is not this user's."""
         async with self._database.read() as db:
-            return await chats.known(db, chat_ids)
+            return await chats.chat_of_message(db, user_id, message_id)
 
     async def create_chat(self, user_id: str, prefix_id: str, title: str) -> Chat:
         """An empty chat. Raises NotFound when there is no such user or prefix."""
@@ -149,11 +149,20 @@ class Repository:
         """Purge a chat: its rows, and its text from the database's free pages and its WAL.
 
         A turn that runs is deleted with it, so cancel that first. False when there is no such
-        chat of this user.
+        chat of this user. Its id is kept in `chats_to_forget`.
         """
         return await self._database.write(
             lambda db: chats.delete(db, user_id, chat_id), truncate_wal=True
         )
+
+    async def chats_to_forget(self) -> list[str]:
+        """Deleted chats whose checkpoints may still be on disk, those of earlier runs included."""
+        async with self._database.read() as db:
+            return await chats.to_forget(db)
+
+    async def chats_forgotten(self, chat_ids: Sequence[str]) -> None:
+        """The engine confirmed that it holds nothing of these chats any more."""
+        await self._database.write(lambda db: chats.forgotten(db, chat_ids))
 
     async def path(self, chat_id: str, leaf_id: str | None = None) -> list[Message]:
         """Messages from the root to `leaf_id`, by default to the chat's active leaf.
@@ -225,6 +234,11 @@ class Repository:
         return await self._database.write(
             lambda db: turns.retry(db, chat_id, message_id, sampling, now)
         )
+
+    async def turn(self, user_id: str, turn_id: str) -> Turn | None:
+        """None when there is no such turn or its chat is another user's."""
+        async with self._database.read() as db:
+            return await turns.owned(db, user_id, turn_id)
 
     async def running_turn(self, chat_id: str) -> Turn | None:
         async with self._database.read() as db:

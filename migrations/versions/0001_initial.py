@@ -192,6 +192,11 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["turn_id"], ["turn.id"], name="fk_turn_latency_turn_id"),
     )
     op.create_table(
+        "chat_to_forget",
+        sa.Column("chat_id", sa.String(32), nullable=False),
+        sa.PrimaryKeyConstraint("chat_id", name="pk_chat_to_forget"),
+    )
+    op.create_table(
         "setting",
         sa.Column("key", sa.String(100), nullable=False),
         sa.Column("value", sa.Text(), nullable=False),

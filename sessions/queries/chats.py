@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Select, exists, func, insert, literal, select, update
+from sqlalchemy import Select, bindparam, exists, func, insert, literal, select, update
 from sqlalchemy import delete as delete_from
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
@@ -72,12 +72,12 @@ async def owned(db: AsyncConnection, user_id: str, chat_id: str) -> Chat | None:
     return None if row is None else Chat(**row)
 
 
-async def known(db: AsyncConnection, chat_ids: Sequence[str]) -> set[str]:
-    found: set[str] = set()
-    for start in range(0, len(chat_ids), 500):  # SQLite limits the variables of a statement
-        part = chat_ids[start : start + 500]
-        found.update(await db.scalars(select(models.Chat.id).where(models.Chat.id.in_(part))))
-    return found
+async def chat_of_message(db: AsyncConnection, user_id: str, message_id: str) -> str | None:
+    return await db.scalar(
+        select(models.Message.chat_id)
+        .join(models.Chat, models.Chat.id == models.Message.chat_id)
+        .where(models.Message.id == message_id, models.Chat.user_id == user_id)
+    )
 
 
 async def create(
@@ -127,7 +127,22 @@ async def delete(db: AsyncConnection, user_id: str, chat_id: str) -> bool:
     await db.execute(delete_from(models.Turn).where(models.Turn.chat_id == chat_id))
     await db.execute(delete_from(models.Message).where(models.Message.chat_id == chat_id))
     await db.execute(delete_from(models.Chat).where(models.Chat.id == chat_id))
+    await db.execute(insert(models.ChatToForget).values(chat_id=chat_id))
     return True
+
+
+async def to_forget(db: AsyncConnection) -> list[str]:
+    return list(await db.scalars(select(models.ChatToForget.chat_id)))
+
+
+async def forgotten(db: AsyncConnection, chat_ids: Sequence[str]) -> None:
+    if chat_ids:
+        await db.execute(
+            delete_from(models.ChatToForget).where(
+                models.ChatToForget.chat_id == bindparam("forgotten_id")
+            ),
+            [{"forgotten_id": chat_id} for chat_id in chat_ids],
+        )
 
 
 async def path(db: AsyncConnection, chat_id: str, leaf_id: str | None) -> list[Message]:

@@ -114,6 +114,16 @@ async def of_answer(db: AsyncConnection, chat_id: str, message_id: str) -> Turn 
     )
 
 
+async def owned(db: AsyncConnection, user_id: str, turn_id: str) -> Turn | None:
+    return _one(
+        await db.execute(
+            select(*_TURN_COLUMNS)
+            .join(models.Chat, models.Chat.id == models.Turn.chat_id)
+            .where(models.Turn.id == turn_id, models.Chat.user_id == user_id)
+        )
+    )
+
+
 async def save_progress(db: AsyncConnection, progress: Sequence[Progress]) -> None:
     if not progress:
         return

@@ -96,6 +96,19 @@ async def test_no_row_of_the_chat_is_left(
     )
 
 
+async def test_checkpoints_are_remembered_until_they_are_gone(
+    repository: Repository, chats: Chats
+) -> None:
+    one, two, kept = [await chats.start(text) for text in ("one", "two", "kept")]
+    assert await repository.chats_to_forget() == []
+    for turn in (one, two):
+        await repository.delete_chat(chats.user.id, turn.chat_id)
+    assert set(await repository.chats_to_forget()) == {one.chat_id, two.chat_id}
+    await repository.chats_forgotten([one.chat_id, kept.chat_id])
+    await repository.chats_forgotten([])
+    assert await repository.chats_to_forget() == [two.chat_id]
+
+
 async def test_log_held_by_a_reader_is_cut_when_that_ends(
     database: Database,
     repository: Repository,

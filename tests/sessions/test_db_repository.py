@@ -142,8 +142,12 @@ async def test_chats_are_the_users_own_and_latest_first(
     renamed = await repository.chat(user.id, turns[0].chat_id)
     assert renamed is not None
     assert renamed.title == " new <title> "
-    ids = [turn.chat_id for turn in turns]
-    assert await repository.known_chats([*ids, "0" * 32] * 200) == set(ids)
+
+    assert await repository.turn(user.id, turns[0].id) is not None
+    assert await repository.turn(stranger.id, turns[0].id) is None
+    for message_id in (turns[0].user_message_id, turns[0].message_id):
+        assert await repository.chat_of_message(user.id, message_id) == turns[0].chat_id
+        assert await repository.chat_of_message(stranger.id, message_id) is None
 
 
 async def test_settings_keep_their_first_value_when_told_to(repository: Repository) -> None:
