@@ -63,6 +63,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
         lifespan=[lifespan],
         before_send=[keep_versioned_assets],
         openapi_config=None,
+        logging_config=None,  # the command line decides what is logged
     )
 
 

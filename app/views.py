@@ -169,6 +169,7 @@ class Views:
             "csrf_token": csrf_token(request),
             "chats": None,
             "current_chat_id": None,
+            "older_before": "",
             "problem": None,
             "text": "",
             "autofocus": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from litestar import Response, post
+from litestar.params import FromPath
 
 from app import pages
 from app.errors import DomainError, problem_of, problem_response
@@ -43,7 +44,9 @@ async def begin(request: HTTPRequest, services: UseServices) -> Response[str]:
 
 
 @post("/chats/{chat_id:str}/rename", include_in_schema=False)
-async def rename(request: HTTPRequest, services: UseServices, chat_id: str) -> Response[str]:
+async def rename(
+    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
+) -> Response[str]:
     chat = await pages.own_chat(services, await user_id_of(request), chat_id)
     title = clean_title(await form_field(request, "title"))
     if not await services.repository.rename_chat(chat.user_id, chat_id, title):
@@ -52,7 +55,9 @@ async def rename(request: HTTPRequest, services: UseServices, chat_id: str) -> R
 
 
 @post("/chats/{chat_id:str}/delete", include_in_schema=False)
-async def delete(request: HTTPRequest, services: UseServices, chat_id: str) -> Response[str]:
+async def delete(
+    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
+) -> Response[str]:
     chat = await pages.own_chat(services, await user_id_of(request), chat_id)
     if not await services.chat.delete(chat.user_id, chat_id):
         raise NoSuchPage
@@ -62,7 +67,7 @@ async def delete(request: HTTPRequest, services: UseServices, chat_id: str) -> R
 
 
 @post("/chats/{chat_id:str}/warm", include_in_schema=False, status_code=204)
-async def warm(request: HTTPRequest, services: UseServices, chat_id: str) -> None:
+async def warm(request: HTTPRequest, services: UseServices, chat_id: FromPath[str]) -> None:
     """The chat is on a screen: bring its state back before the next message is sent."""
     chat = await pages.own_chat(services, await user_id_of(request), chat_id)
     await services.chat.warm(chat)

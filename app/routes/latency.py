@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from litestar import Response, get
 from litestar.enums import MediaType
+from litestar.params import FromPath
 
 from app import pages
 from app.latency_charts import Chart, percentile, server_charts, turn_charts
@@ -23,7 +24,9 @@ OWN_CHATS = 10_000
 
 
 @get("/chats/{chat_id:str}/latency", include_in_schema=False)
-async def chat_latency(request: HTTPRequest, services: UseServices, chat_id: str) -> Response[str]:
+async def chat_latency(
+    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
+) -> Response[str]:
     chat = await pages.own_chat(services, await user_id_of(request), chat_id)
     turns = await services.repository.chat_latency(chat_id)
     context = await pages.sidebar(services, chat.user_id, current=chat_id)
@@ -33,7 +36,7 @@ async def chat_latency(request: HTTPRequest, services: UseServices, chat_id: str
 
 @get("/chats/{chat_id:str}/latency.json", include_in_schema=False)
 async def chat_latency_json(
-    request: HTTPRequest, services: UseServices, chat_id: str
+    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
 ) -> Response[bytes]:
     await pages.own_chat(services, await user_id_of(request), chat_id)
     turns = await services.repository.chat_latency(chat_id)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
 from litestar import Response, get
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery
 
 from app import pages
 from app.routes.browser import html, user_id_of
@@ -17,14 +16,16 @@ from app.services import HTTPRequest, UseServices
 async def home(
     request: HTTPRequest,
     services: UseServices,
-    before: Annotated[datetime | None, Parameter(query="before")] = None,
+    before: FromQuery[datetime | None] = None,
 ) -> Response[str]:
     user_id = await user_id_of(request)
     return html(await pages.home_page(services, request, user_id, before=before))
 
 
 @get("/chats/{chat_id:str}", include_in_schema=False)
-async def chat(request: HTTPRequest, services: UseServices, chat_id: str) -> Response[str]:
+async def chat(
+    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
+) -> Response[str]:
     found = await pages.own_chat(services, await user_id_of(request), chat_id)
     return html(await pages.chat_page(services, request, found))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from litestar import Response, get, post
+from litestar.params import FromPath
 
 from app import lookup, pages
 from app.errors import DomainError, problem_of, problem_response
@@ -15,7 +16,9 @@ from sessions.records import Chat
 
 
 @post("/chats/{chat_id:str}/messages", include_in_schema=False)
-async def send(request: HTTPRequest, services: UseServices, chat_id: str) -> Response[str]:
+async def send(
+    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
+) -> Response[str]:
     """Append a message by its parent's id, and begin the answer."""
     chat = await pages.own_chat(services, await user_id_of(request), chat_id)
     text = await form_field(request, "text")
@@ -36,7 +39,9 @@ async def send(request: HTTPRequest, services: UseServices, chat_id: str) -> Res
 
 
 @post("/messages/{message_id:str}/retry", include_in_schema=False)
-async def retry(request: HTTPRequest, services: UseServices, message_id: str) -> Response[str]:
+async def retry(
+    request: HTTPRequest, services: UseServices, message_id: FromPath[str]
+) -> Response[str]:
     """Answer the last message again after its answer was cut short."""
     user_id = await user_id_of(request)
     chat_id = user_id and await lookup.chat_of_message(services.database, user_id, message_id)
@@ -48,7 +53,9 @@ async def retry(request: HTTPRequest, services: UseServices, message_id: str) ->
 
 
 @post("/turns/{turn_id:str}/stop", include_in_schema=False)
-async def stop(request: HTTPRequest, services: UseServices, turn_id: str) -> Response[str]:
+async def stop(
+    request: HTTPRequest, services: UseServices, turn_id: FromPath[str]
+) -> Response[str]:
     """Stop an answer; the response comes when the engine has confirmed it."""
     chat, message_id = await _turn(request, services, turn_id)
     await services.chat.stop(turn_id)
@@ -61,7 +68,9 @@ async def stop(request: HTTPRequest, services: UseServices, turn_id: str) -> Res
 
 
 @get("/turns/{turn_id:str}/events", include_in_schema=False)
-async def events(request: HTTPRequest, services: UseServices, turn_id: str) -> EventStream:
+async def events(
+    request: HTTPRequest, services: UseServices, turn_id: FromPath[str]
+) -> EventStream:
     """The answer so far, then live; one final event and close for a turn that has ended."""
     chat, message_id = await _turn(request, services, turn_id)
     token = csrf_token(request)
