@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from tokenizers import Tokenizer
 
 from app.assistants.loader import builtin_assistants
+from app.cli import main
 from app.settings import Settings
 
-MODEL_DIR = Path(__file__).parents[2] / "data" / "models" / "smollm2-135m-instruct"
 
-
-def test_prompts_have_the_intended_lengths() -> None:
-    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+def test_prompts_have_the_intended_lengths(embedded_model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(embedded_model / "tokenizer.json"))
     lengths = {
         seed.slug: len(tokenizer.encode(seed.system_prompt, add_special_tokens=False).ids)
         for seed in builtin_assistants()
@@ -52,6 +53,22 @@ def test_guide_names_settings_as_they_are() -> None:
             continue
         shown = f"{default:g}" if isinstance(default, float) else str(default)
         assert told.strip("`") == shown, name
+
+
+def test_guide_names_commands_that_exist() -> None:
+    [guide] = [seed for seed in builtin_assistants() if seed.slug == "rejoinder"]
+    commands = {" ".join(path) for path in _commands(main)}
+    named = set(re.findall(r"`rejoinder ([a-z][a-z ]*[a-z])", guide.system_prompt))
+    assert named >= {"serve", "db upgrade"}
+    assert named <= commands
+
+
+def _commands(group: click.Group) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((name, *rest) for rest in _commands(command))
+        else:
+            yield (name,)
 
 
 @pytest.mark.parametrize(
