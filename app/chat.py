@@ -327,7 +327,7 @@ class ChatService:
             if live is not None:
                 await self.stop(live.turn_id)
             deleted = await self._repository.delete_chat(user_id, chat_id)
-        await self._upkeep.forget([chat_id])
+        await self._upkeep.forget_deleted()
         return deleted
 
     async def close(self) -> None:

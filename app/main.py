@@ -100,7 +100,6 @@ async def _running(
         app.state.views = views
         app.state.services = Services(
             settings=settings,
-            database=database,
             repository=repository,
             engine=engine,
             hub=hub,

@@ -17,7 +17,6 @@ from app.streams import TurnHub
 from app.upkeep import Upkeep
 from app.views import Views
 from engine.client import Engine
-from sessions.database import Database
 from sessions.repository import Repository
 
 HTTPRequest = Request[Any, Any, State]
@@ -29,7 +28,6 @@ class Services:
     """The parts of a running server."""
 
     settings: Settings
-    database: Database
     repository: Repository
     engine: Engine
     hub: TurnHub

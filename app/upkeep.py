@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 
 from app.streams import TurnHub
 from engine.client import Engine
@@ -18,27 +17,27 @@ SAVE_EVERY_S = 1.0
 
 
 class Upkeep:
-    """Owns one background task and the chats that the engine has still to forget. Event loop."""
+    """Owns one background task. Event loop only."""
 
     def __init__(self, *, repository: Repository, engine: Engine, hub: TurnHub) -> None:
         self._repository = repository
         self._engine = engine
         self._hub = hub
-        self._to_forget: set[str] = set()
+        self._forget_due = True  # deleted chats of an earlier run may still have checkpoints
         self._task = asyncio.create_task(self._run(), name="upkeep")
 
-    async def forget(self, chat_ids: Iterable[str]) -> None:
-        """Have the engine drop what it holds of these chats; later, when it is away now."""
-        self._to_forget.update(chat_ids)
-        due = sorted(self._to_forget)
-        if not due:
-            return
-        try:
-            await self._engine.forget(due)
-        except EngineUnavailable:
-            logger.warning("the engine is away; the state of %d chats goes later", len(due))
-        else:
-            self._to_forget.difference_update(due)
+    async def forget_deleted(self) -> None:
+        """Have the engine drop what it holds of deleted chats; later, when it is away now."""
+        self._forget_due = True
+        due = await self._repository.chats_to_forget()
+        if due:
+            try:
+                await self._engine.forget(due)
+            except EngineUnavailable:
+                logger.warning("the engine is away; the state of %d chats goes later", len(due))
+                return
+            await self._repository.chats_forgotten(due)
+        self._forget_due = False
 
     async def save_progress(self) -> None:
         """Store what running answers gained, all in one transaction."""
@@ -62,8 +61,8 @@ class Upkeep:
             await asyncio.sleep(SAVE_EVERY_S)
             try:
                 await self.save_progress()
-                if self._to_forget and self._engine.alive:
-                    await self.forget(())
+                if self._forget_due and self._engine.alive:
+                    await self.forget_deleted()
             except Exception:
                 # The next round tries again; a full disk must not end the rounds.
                 logger.exception("the progress of running answers could not be saved")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from app import lookup, pages
+from app import pages
 from app.errors import DomainError, problem_of, problem_response
 from app.faults import NoSuchPage
 from app.routes.browser import form_field, go_to, html, user_id_of
@@ -44,7 +44,7 @@ async def retry(
 ) -> Response[str]:
     """Answer the last message again after its answer was cut short."""
     user_id = await user_id_of(request)
-    chat_id = user_id and await lookup.chat_of_message(services.database, user_id, message_id)
+    chat_id = user_id and await services.repository.chat_of_message(user_id, message_id)
     chat = await pages.own_chat(services, user_id, chat_id or "")
     turn = await services.chat.retry(chat, message_id, received_at=received_at(request))
     if not is_fragment(request):
@@ -87,11 +87,10 @@ async def events(
 async def _turn(request: HTTPRequest, services: Services, turn_id: str) -> tuple[Chat, str]:
     """The chat and the answer's message id of a turn of this user. Raises NoSuchPage."""
     user_id = await user_id_of(request)
-    place = user_id and await lookup.turn_place(services.database, user_id, turn_id)
-    if not place:
+    turn = user_id and await services.repository.turn(user_id, turn_id)
+    if not turn:
         raise NoSuchPage
-    chat_id, message_id = place
-    return await pages.own_chat(services, user_id, chat_id), message_id
+    return await pages.own_chat(services, user_id, turn.chat_id), turn.message_id
 
 
 HANDLERS = [send, retry, stop, events]
