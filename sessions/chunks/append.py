@@ -87,8 +87,11 @@ def write_group(state: StoreState, group: Sequence[Append]) -> None:
     try:
         _admit(state, group, jobs, owners)
         written = [job for job in jobs.values() if job.appends and _write_file(state, job)]
-        if written:
-            _commit(state, written)
+        # all are written before the first is synced: that one's journal commit serves the others
+        synced = [job for job in written if _sync_file(state, job)]
+        synced = _sync_new_names(state, synced)
+        if synced:
+            _commit(state, synced)
     finally:
         with state.catalog.lock:
             state.catalog.busy = set()
@@ -114,7 +117,7 @@ def _admit(
 
 
 def _write_file(state: StoreState, job: _FileJob) -> bool:
-    """Append a job's stripes to its file and sync it; False when it failed and is undone."""
+    """Append a job's stripes to its file; False when nothing could be written."""
     try:
         _open(state, job)
     except OSError:
@@ -135,17 +138,44 @@ def _write_file(state: StoreState, job: _FileJob) -> bool:
         if not job.appends:
             _undo(state, job)
             return False
-        state.hook("fsync")
-        os.fsync(job.fd)
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(job.fd, job.before, job.size - job.before, os.POSIX_FADV_DONTNEED)
-        if job.entry is None:
-            state.hook("fsync.dir")
-            state.files.sync_dirs([job.file])
+        _start_writeback(job)
     except OSError:
         _undo(state, job)
         return False
     return True
+
+
+def _start_writeback(job: _FileJob) -> None:
+    """Have the disk begin, and the page cache drop what is on disk already."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(job.fd, job.before, job.size - job.before, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_file(state: StoreState, job: _FileJob) -> bool:
+    """Make a job's file durable; False when that failed and it is undone."""
+    try:
+        state.hook("fsync")
+        os.fsync(job.fd)
+    except OSError:
+        _undo(state, job)
+        return False
+    _start_writeback(job)  # all is on disk now: only drops it from the page cache
+    return True
+
+
+def _sync_new_names(state: StoreState, jobs: list[_FileJob]) -> list[_FileJob]:
+    """Make new files' names durable; the jobs left, with those undone for which it failed."""
+    new = [job for job in jobs if job.entry is None]
+    if not new:
+        return jobs
+    try:
+        state.hook("fsync.dir")
+        state.files.sync_dirs(job.file for job in new)
+    except OSError:
+        for job in new:
+            _undo(state, job)
+        return [job for job in jobs if job.entry is not None]
+    return jobs
 
 
 def _open(state: StoreState, job: _FileJob) -> None:

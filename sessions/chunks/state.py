@@ -66,8 +66,14 @@ class StoreState:
             log.warning("chunk store: %s", problem)
         return state
 
+    @property
+    def rows_read(self) -> int:
+        """Rows of owners and stripes read by both connections."""
+        return self.index.rows_read + self.reader_index.rows_read
+
     def settle(self) -> None:
         """What opening left for later: compare with the files, obey a cap that became smaller."""
+        self.hook("settle")
         if self.audit_due:
             report = CheckReport()
             self.used = audit(self.index, self.files, report, verify=False, repair=True)

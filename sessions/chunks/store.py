@@ -247,6 +247,11 @@ class ChunkStore:
         """What opening found and put right."""
         return self._state.start_report
 
+    @property
+    def index_rows_read(self) -> int:
+        """Rows of owners and stripes read from the index so far; opening reads none."""
+        return self._state.rows_read
+
     def close(self) -> None:
         """Cancel reads, finish pending writes and end the threads."""
         self._pool.close()

@@ -17,6 +17,7 @@ from sessions.chunks.state import StoreState
 
 log = logging.getLogger(__name__)
 
+_MAX_GROUP_FILES = 64  # open at once
 _IDLE_S = 0.5  # seconds without work before a file is compacted
 
 
@@ -124,13 +125,9 @@ class Writer:
         if not self._batch:
             self._compact_one()
         while self._batch:
-            group: list[Append] = []
-            while self._batch and isinstance(operation := self._batch[0], Append):
-                group.append(operation)
-                self._batch.popleft()
-            if group:
+            if group := self._next_group():
                 self._append(group)
-            if self._batch:
+            else:
                 self._do(self._batch.popleft())
         return True
 
@@ -150,6 +147,18 @@ class Writer:
             self._batch.extend(self._queue)
             self._queue.clear()
         return True
+
+    def _next_group(self) -> list[Append]:
+        """Appends at the head of the batch that are made durable together."""
+        group: list[Append] = []
+        owners: set[str] = set()
+        while self._batch and isinstance(operation := self._batch[0], Append):
+            owners.add(operation.owner)
+            if len(owners) > _MAX_GROUP_FILES:
+                break
+            group.append(operation)
+            self._batch.popleft()
+        return group
 
     def _append(self, group: list[Append]) -> None:
         try:
