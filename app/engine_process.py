@@ -7,27 +7,48 @@ import faulthandler
 import logging
 import socket
 import sys
+import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.process import Emit, EngineCore, serve
+from engine.process import ORPHAN_LIMIT_S, Emit, EngineCore, serve
+from sessions.chunks import ChunkStore, StoreLockedError
 
 
-def make_engine(config: EngineConfig, emit: Emit) -> EngineCore:
-    """The engine with its chunk store; none when no directory is given for it."""
+def open_store(config: EngineConfig) -> ChunkStore | None:
+    """The chunk store; None when no directory is given for it.
+
+    The engine of a killed app may still be flushing into it: it is waited for. Raises
+    StoreLockedError when another server has the store, and what else `ChunkStore` raises.
+    """
+    if not config.checkpoint_dirs:
+        return None
+    directories = [Path(directory) for directory in config.checkpoint_dirs]
+    patience_ends = time.monotonic() + 2 * ORPHAN_LIMIT_S
+    while True:
+        try:
+            return ChunkStore(directories, config.checkpoint_cap_bytes)
+        except StoreLockedError:
+            if time.monotonic() > patience_ends:
+                raise
+        time.sleep(0.05)
+
+
+def make_engine(config: EngineConfig, emit: Emit, at_end: ExitStack) -> EngineCore:
+    """The engine with its chunk store, ready to serve; `at_end` closes the store."""
     # Imported here: torch reads its thread settings when it is imported.
     from engine.engine import Engine
-    from sessions.chunks import ChunkStore
 
-    store = None
-    if config.checkpoint_dirs:
-        directories = [Path(directory) for directory in config.checkpoint_dirs]
-        store = ChunkStore(directories, cap_bytes=config.checkpoint_cap_bytes)
+    store = open_store(config)
+    if store is not None:
+        at_end.callback(store.close)
     return Engine(config, store, emit)
 
 
 def main() -> int:
-    """Serve the app at the other end of the given socket."""
+    """Serve the app at the other end of the given socket; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log-level", default="info")
     parser.add_argument("socket", type=int, help="file descriptor of a connected socket")
@@ -35,11 +56,11 @@ def main() -> int:
     faulthandler.enable()
     logging.basicConfig(
         level=arguments.log_level.upper(),
-        format="%(asctime)s engine %(levelname)s %(name)s: %(message)s",
+        format="%(asctime)s %(levelname)s engine: %(name)s: %(message)s",
     )
-    with socket.socket(fileno=arguments.socket) as sock:
+    with socket.socket(fileno=arguments.socket) as sock, ExitStack() as at_end:
         sock.set_inheritable(False)
-        return serve(make_engine, sock)
+        return serve(partial(make_engine, at_end=at_end), sock)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
@@ -79,6 +80,17 @@ class Engine(Protocol):
         """Let the engine flush what it has to save, and end it."""
 
 
+@dataclass
+class _Running:
+    stream: TurnStream
+    reservation: Reservation
+    cancelled: bool = False
+
+    def end(self, event: Done | Failed) -> None:
+        self.reservation.release()
+        self.stream.push(event)
+
+
 class EngineClient:
     """Owns the engine process and every running turn's stream. Used on one event loop."""
 
@@ -87,7 +99,7 @@ class EngineClient:
         self._config = config
         self._command = tuple(command)
         self._places = Places(config.max_batch + config.max_queue)
-        self._streams: dict[str, tuple[TurnStream, Reservation]] = {}
+        self._running: dict[str, _Running] = {}
         self._calls: dict[int, asyncio.Future[Forgotten | Stats]] = {}
         self._call_ids = itertools.count(1)
         self._death_callbacks: list[Callable[[], None]] = []
@@ -135,25 +147,26 @@ class EngineClient:
 
         Raises ValueError when the request id is running already or the reservation was released.
         """
-        if turn.request_id in self._streams:
+        if turn.request_id in self._running:
             raise ValueError(f"request {turn.request_id} is running already")
         if not reservation.held:
             raise ValueError("the reservation was released")
-        stream = TurnStream(turn.request_id)
+        running = _Running(TurnStream(turn.request_id), reservation)
         if self._process is None:
-            self._end(stream, reservation)
-            return stream
-        self._process.send(turn)
-        self._streams[turn.request_id] = (stream, reservation)
-        return stream
+            running.end(_died(turn.request_id, DIED))
+        else:
+            self._process.send(turn)
+            self._running[turn.request_id] = running
+        return running.stream
 
     async def cancel(self, request_id: str) -> None:
         """Stop a turn; returns when its stream has ended. An unknown id has ended already."""
-        entry = self._streams.get(request_id)
-        if entry is None or self._process is None:
+        running = self._running.get(request_id)
+        if running is None or self._process is None:
             return
+        running.cancelled = True
         self._process.send(Cancel(request_id=request_id))
-        await entry[0].wait_ended()
+        await running.stream.wait_ended()
 
     async def warm(self, warm: Warm) -> None:
         """Ask for a chat's state to be brought back; dropped when the engine is not running."""
@@ -182,16 +195,19 @@ class EngineClient:
         self._death_callbacks.append(callback)
 
     async def close(self, *, limit_s: float = 15.0) -> None:
-        """Let the engine flush its checkpoints; kill it when it takes longer than `limit_s`."""
+        """Fail running turns, and let the engine flush its checkpoints.
+
+        It is killed when that takes longer than `limit_s`.
+        """
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.cancel()
             await asyncio.wait([watcher])
         process, self._process = self._process, None
+        self._fail_running("The server is shutting down.")
         if process is not None:
             process.send(Shutdown())
             await process.end(limit_s)
-        self._fail_running("The server is shutting down.")
 
     async def _call(self, call_id: int, message: Forget | GetStats) -> Forgotten | Stats:
         if self._process is None:
@@ -233,7 +249,7 @@ class EngineClient:
             code = await process.end(2.0)
             log.error("the engine process %d ended with code %s", process.pid, code)
             for callback in self._death_callbacks:
-                callback()
+                loop.call_soon(callback)  # what it raises does not end the watcher
             if loop.time() - started > STEADY_S:
                 attempt = 0
             restarted: EngineProcess | None = None
@@ -251,13 +267,14 @@ class EngineClient:
     def _dispatch(self, message: FromEngine) -> None:
         match message:
             case Status() | Delta():
-                if (entry := self._streams.get(message.request_id)) is not None:
-                    entry[0].push(message)
+                if (running := self._running.get(message.request_id)) is not None:
+                    running.stream.push(message)
             case Done() | Failed():
-                if (entry := self._streams.pop(message.request_id, None)) is not None:
-                    stream, reservation = entry
-                    reservation.release()
-                    stream.push(message)
+                if (running := self._running.pop(message.request_id, None)) is not None:
+                    stopped = isinstance(message, Done) and message.finish == "cancelled"
+                    if stopped and not running.cancelled:  # by a signal: nobody asked for it
+                        message = _died(message.request_id, DIED)
+                    running.end(message)
             case Forgotten() | Stats():
                 future = self._calls.get(message.call_id)
                 if future is not None and not future.done():
@@ -269,14 +286,13 @@ class EngineClient:
 
     def _fail_running(self, reason: str) -> None:
         """Fail every stream and call of a process that is gone."""
-        running, self._streams = self._streams, {}
-        for stream, reservation in running.values():
-            self._end(stream, reservation, reason)
+        ended, self._running = self._running, {}
+        for request_id, running in ended.items():
+            running.end(_died(request_id, reason))
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineUnavailable(reason))
 
-    @staticmethod
-    def _end(stream: TurnStream, reservation: Reservation, reason: str = DIED) -> None:
-        reservation.release()
-        stream.push(Failed(request_id=stream.request_id, kind="engine_died", reason=reason))
+
+def _died(request_id: str, reason: str) -> Failed:
+    return Failed(request_id=request_id, kind="engine_died", reason=reason)

@@ -75,15 +75,20 @@ class EngineProcess(asyncio.Protocol):
         return await asyncio.shield(self._first)
 
     async def end(self, limit_s: float) -> int | None:
-        """Wait up to `limit_s` for the process to end by itself, then kill it; its exit code."""
+        """Wait up to `limit_s` for the process to end by itself, then kill it; its exit code.
+
+        It is killed too when the waiting is cancelled.
+        """
         child = self._child
         if child is not None and child.returncode is None:
             try:
                 async with asyncio.timeout(limit_s):
                     await child.wait()
-            except TimeoutError:
+            except (TimeoutError, asyncio.CancelledError) as error:
                 with contextlib.suppress(ProcessLookupError):
                     child.kill()
+                if isinstance(error, asyncio.CancelledError):
+                    raise
                 await child.wait()
         if self._transport is not None:
             self._transport.close()

@@ -159,6 +159,8 @@ class ScriptedEngine:
     def close(self) -> None:
         if self._config.model_dir == "slow end":
             time.sleep(60)
+        for request_id in list(self._running):
+            self._finish(request_id, "cancelled")
         for directory in self._config.checkpoint_dirs:
             (Path(directory) / "flushed").touch()
 

@@ -322,7 +322,12 @@ async def test_interrupts_are_left_to_the_app_and_sigterm_flushes(
     await asyncio.sleep(0.1)
     await client.stats()
     assert client.pid == pid
+    stream = submit(client, "r1", "hold")
     os.kill(pid, signal.SIGTERM)
+    # The engine ends its turns as cancelled, but nobody pressed Stop.
+    _, _, end = await collect(stream)
+    assert isinstance(end, Failed)
+    assert end.kind == "engine_died"
     await until(lambda: client.alive and client.pid != pid)
     assert (tmp_path / "flushed").exists()
 
