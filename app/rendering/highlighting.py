@@ -1,6 +1,6 @@
 """Code to HTML with Pygments' classes, and the style sheet for both colour schemes.
 
-`python -m app.rendering.highlighting` prints the style sheet, kept as app/static/highlight.css.
+The sheet is kept as app/static/highlight.css; see `style_sheet`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pygments.util import ClassNotFound
 # Longer code is shown without colours: highlighting is the dearest part of rendering.
 MAX_HIGHLIGHTED_CHARS = 32_768
 _CLASS_PREFIX = "hl-"
-_LIGHT_STYLE, _DARK_STYLE = "friendly", "github-dark"
+_LIGHT_STYLE, _DARK_STYLE = "xcode", "one-dark"
 
 _formatter = HtmlFormatter(nowrap=True, classprefix=_CLASS_PREFIX)
 
@@ -49,13 +49,9 @@ def style_sheet() -> str:
         return "\n".join(indent + line for line in sorted(kept))
 
     return (
-        "/* Written by `python -m app.rendering.highlighting`. */\n"
+        "/* Written by app.rendering.highlighting.style_sheet. */\n"
         f"{rules(_LIGHT_STYLE, '')}\n"
         "@media (prefers-color-scheme: dark) {\n"
         f"{rules(_DARK_STYLE, '  ')}\n"
         "}\n"
     )
-
-
-if __name__ == "__main__":
-    print(style_sheet(), end="")
