@@ -155,7 +155,7 @@
 
   const whenFormat = new Intl.DateTimeFormat(undefined, {
     dateStyle: "medium",
-    timeStyle: "short",
+    timeStyle: "medium",
   });
 
   const localTimes = (root) => {
@@ -164,6 +164,9 @@
       if (Number.isNaN(when.getTime())) continue;
       time.title = time.textContent.trim();
       time.textContent = whenFormat.format(when);
+      const column = time.closest("td")?.cellIndex;
+      const heading = time.closest("table")?.tHead?.rows[0].cells[column];
+      if (heading) heading.textContent = heading.textContent.replace(" (UTC)", "");
     }
   };
 

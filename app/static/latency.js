@@ -62,7 +62,7 @@
   };
 
   const xRange = (chart) => {
-    const pad = chart.x_is_time ? 300 : 1;
+    const pad = chart.x_is_time ? 300 : 0.6;
     return [chart.x[0] - pad, chart.x[chart.x.length - 1] + pad];
   };
 

@@ -1,0 +1,64 @@
+"""Starts a server as a process and waits until it says where it serves."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[2]
+SERVES = re.compile(r"Rejoinder serves on (http://\S+)")
+
+
+class ServerProcess:
+    """A server on a port of its own; its log is kept for the message of a failed test."""
+
+    def __init__(self, command: list[str], log: Path, *, wait_s: float) -> None:
+        self._log = log
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("REJOINDER_")
+        }
+        self._output = log.open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+        )
+        assert self._process.stdout is not None
+        self._stdout: IO[bytes] = self._process.stdout
+        self.url = self._wait_until_it_serves(wait_s)
+
+    def _wait_until_it_serves(self, wait_s: float) -> str:
+        deadline = time.monotonic() + wait_s
+        said = b""
+        while time.monotonic() < deadline:
+            readable, _, _ = select.select([self._stdout], [], [], 0.5)
+            if readable:
+                more = os.read(self._stdout.fileno(), 4096)
+                said += more
+                match = SERVES.search(said.decode())
+                if match is not None:
+                    return match[1]
+                if not more:
+                    break
+        self.stop()
+        raise RuntimeError(f"the server did not start: {said.decode()}\n{self._log.read_text()}")
+
+    def stop(self) -> None:
+        """End it as an operator would; kill it when it does not listen."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stdout.close()
+        self._output.close()
