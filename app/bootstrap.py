@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.progress import Progress, StepFailed, run_command, step
+from app.progress import Progress, StepFailed, run_command, run_pip, step
 
 ROOT = Path(__file__).parent.parent
 VENV = ROOT / ".venv"
@@ -32,10 +32,10 @@ def main() -> int:
         if not (VENV / "bin" / "python").exists():
             with step("making the virtual environment") as progress:
                 _make_venv(progress)
-        _install_packages(dev=arguments.dev)
+        install_packages(dev=arguments.dev)
         if arguments.browser and not any(shutil.which(name) for name in BROWSERS):
             with step("installing Chromium for the browser tests") as progress:
-                _install_browser(progress)
+                install_browser(progress)
     except StepFailed as error:
         print(f"set-up failed: {error}", file=sys.stderr)
         return 1
@@ -56,7 +56,7 @@ def _make_venv(progress: Progress) -> None:
         ) from error
 
 
-def _install_packages(*, dev: bool) -> None:
+def install_packages(*, dev: bool) -> None:
     """Install what pyproject.toml pins unless that was done for this very file."""
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     stamps = {name: VENV / f".installed-{name}" for name in ("run", "dev")}
@@ -64,21 +64,14 @@ def _install_packages(*, dev: bool) -> None:
         if (name == "dev" or not dev) and stamp.is_file() and stamp.read_text() == wanted:
             return
     with step("installing dependencies (some 500 MB when nothing is cached)") as progress:
-        python = VENV / "bin" / "python"
-        pip: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-        target = ".[dev]" if dev else "."
-
-        def show(line: str) -> None:
-            if not line.startswith("Requirement already satisfied"):
-                progress(line)
-
-        run_command([*pip, "--progress-bar", "off", "--editable", target], show, cwd=ROOT)
+        target = f"{ROOT}[dev]" if dev else str(ROOT)
+        run_pip(VENV / "bin" / "python", ["install", "--editable", target], progress)
         for name, stamp in stamps.items():
             if name == "run" or dev:
                 stamp.write_text(wanted)
 
 
-def _install_browser(progress: Progress) -> None:
+def install_browser(progress: Progress) -> None:
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         raise StepFailed(
             "the browser tests need Chromium, and only root can install it here: "

@@ -49,6 +49,23 @@ def step(title: str) -> Iterator[Progress]:
     print(f"[{time.monotonic() - start:5.1f} s]   done: {title}", flush=True)
 
 
+def run_pip(python: str | Path, arguments: Sequence[str | Path], progress: Progress) -> None:
+    """Run pip of an interpreter, without the lines that say that nothing was to do.
+
+    Raises StepFailed.
+    """
+
+    def show(line: str) -> None:
+        if not line.startswith(("Requirement already satisfied", "Looking in ")):
+            progress(line)
+
+    options = ["--disable-pip-version-check", "--progress-bar", "off"]
+    try:
+        run_command([python, "-m", "pip", *arguments, *options], show)
+    except StepFailed as error:
+        raise StepFailed(f"pip {arguments[0]}: {error}") from error
+
+
 def run_command(command: Sequence[str | Path], progress: Progress, cwd: Path | None = None) -> None:
     """Run a command and pass its output on line by line.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -11,6 +12,7 @@ import click
 import uvicorn
 
 from app.main import create_app
+from app.progress import step
 from app.settings import Settings
 from engine.errors import EngineError
 from engine.model.source import read_model_config, resolve_model
@@ -48,7 +50,8 @@ def run_server(settings: Settings) -> bool:
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )
     server = _Server(config)
-    server.run()
+    with contextlib.suppress(KeyboardInterrupt):  # raised again after an orderly end
+        server.run()
     if app.fault is not None:
         raise app.fault
     return server.started
@@ -91,7 +94,9 @@ class _Server(uvicorn.Server):
     """Says where it listens, with the port that the system chose."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        # The first start on a machine compiles the kernels, which takes a while.
+        with step("starting the engine"):
+            await super().startup(sockets)
         for server in self.servers if self.started else ():
             for listener in server.sockets:
                 host, port = listener.getsockname()[:2]

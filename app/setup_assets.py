@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
-from app.progress import Progress, StepFailed, run_command
+from app.progress import Progress, StepFailed, run_command, run_pip
 
 ROOT = Path(__file__).parent.parent
 VENDOR = ROOT / "app" / "static" / "vendor"
@@ -96,6 +96,5 @@ def _npm(progress: Progress) -> str | Path:
     installed = Path(sys.executable).parent / "npm"
     if not installed.is_file():
         progress(f"npm is not installed here: taking it from {NODE_PACKAGE}")
-        pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-        run_command([*pip, "--progress-bar", "off", NODE_PACKAGE], progress)
+        run_pip(sys.executable, ["install", NODE_PACKAGE], progress)
     return installed

