@@ -8,55 +8,37 @@ multiple of num_kv_heads; query head h reads KV head h // (H / num_kv_heads).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-PAGE_SIZE = 64  # tokens
+from kernels import attention_cpu as cpu
+from kernels.attention_tile import BF16_DOT, BF16_WIDENED, FP32, MAX_ROWS, scratch_floats
+from kernels.attention_tile import PAGE_SIZE as PAGE_SIZE
+from kernels.rows_cpu import merge_rows
+from kernels.vector_ir import HAS_BF16_DOT
 
 State = tuple[Tensor, Tensor]  # (out, lse) of one part
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Query rows [start, stop) and the keys they read: `length` tokens in runs of slots."""
-
-    start: int
-    stop: int
-    length: int  # tokens
-    runs: tuple[tuple[int, int], ...]  # (first slot, tokens); their tokens sum to length
-
-    @classmethod
-    def of_pages(cls, start: int, stop: int, pages: Sequence[int], length: int) -> Span:
-        """Join adjacent pages into runs. ValueError: too few pages, or an empty row range."""
-        if not 0 <= start < stop:
-            raise ValueError(f"query rows [{start}, {stop}) are not a range")
-        if length < 0 or length > len(pages) * PAGE_SIZE:
-            raise ValueError(f"{length} tokens do not fit in {len(pages)} pages of {PAGE_SIZE}")
-        runs: list[tuple[int, int]] = []
-        left = length
-        for page in pages[: -(-length // PAGE_SIZE)]:
-            slot, size = int(page) * PAGE_SIZE, min(PAGE_SIZE, left)
-            if runs and sum(runs[-1]) == slot:
-                runs[-1] = (runs[-1][0], runs[-1][1] + size)
-            else:
-                runs.append((slot, size))
-            left -= size
-        return cls(start, stop, length, tuple(runs))
+_LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroups:
     """One level of shared nodes of a step: which rows read which node. Built once per step.
 
-    A deeper tree is one PrefixGroups (and one state) per level. `gaps` are the rows in no group.
+    A deeper tree is one PrefixGroups (and one state) per level.
     """
 
     num_rows: int
-    spans: tuple[Span, ...]
-    gaps: tuple[tuple[int, int], ...]
+    spans: NDArray[np.int64]  # [S, 5]: row start, row stop, keys, causal base, first of its pages
+    pages: NDArray[np.int32]  # page lists of all spans, one after another
 
     @classmethod
     def build(
@@ -64,11 +46,13 @@ class PrefixGroups:
     ) -> PrefixGroups:
         """From (row start, row stop, pages, length in tokens) per group, in ascending row order.
 
-        pages: any sequence of ints. ValueError: overlapping or unordered groups, rows beyond
-        num_rows, a length that the pages do not hold.
+        pages: any sequence of ints, adjacent or not. ValueError: overlapping or unordered groups,
+        rows beyond num_rows, a length that the pages do not hold.
         """
-        spans = tuple(Span.of_pages(*group) for group in groups)
-        return cls(num_rows, spans, _gaps(spans, num_rows))
+        table = _SpanTable(num_rows)
+        for start, stop, pages, length in groups:
+            table.add(start, stop, pages, length, cpu.UNMASKED)
+        return cls(num_rows, *table.arrays())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +60,8 @@ class PrefillMeta:
     """The sequences of a prefill step: rows and private keys of each. Built once per step."""
 
     num_rows: int
-    spans: tuple[Span, ...]
-    gaps: tuple[tuple[int, int], ...]
+    spans: NDArray[np.int64]  # [S, 5], as in PrefixGroups
+    pages: NDArray[np.int32]
 
     @classmethod
     def build(
@@ -92,76 +76,93 @@ class PrefillMeta:
             raise ValueError(
                 f"{len(cu_q)} offsets, {len(page_lists)} page lists, {len(kv_lens)} lengths"
             )
-        spans = []
+        table = _SpanTable(cu_q[-1])
         for start, stop, pages, kv_len in zip(cu_q, cu_q[1:], page_lists, kv_lens, strict=False):
             if kv_len < stop - start:
                 raise ValueError(f"{kv_len} keys are fewer than the {stop - start} query rows")
             if stop > start:
-                spans.append(Span.of_pages(start, stop, pages, kv_len))
-        return cls(cu_q[-1], tuple(spans), _gaps(spans, cu_q[-1]))
+                table.add(start, stop, pages, kv_len, kv_len - stop)
+        return cls(cu_q[-1], *table.arrays())
 
 
-def _gaps(spans: Sequence[Span], num_rows: int) -> tuple[tuple[int, int], ...]:
-    gaps, row = [], 0
-    for span in spans:
-        if span.start < row:
-            raise ValueError(f"rows [{span.start}, {span.stop}) overlap rows before {row}")
-        if span.start > row:
-            gaps.append((row, span.start))
-        row = span.stop
-    if row > num_rows:
-        raise ValueError(f"row range ends at {row}, the step has {num_rows} rows")
-    if row < num_rows:
-        gaps.append((row, num_rows))
-    return tuple(gaps)
+class _SpanTable:
+    """Collects the spans of a step, checking each."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._row = 0
+        self._spans: list[tuple[int, int, int, int, int]] = []
+        self._pages: list[int] = []
+
+    def add(self, start: int, stop: int, pages: Sequence[int], length: int, base: int) -> None:
+        if not self._row <= start < stop <= self._num_rows:
+            raise ValueError(
+                f"rows [{start}, {stop}) are not a range within [{self._row}, {self._num_rows})"
+            )
+        if length < 0 or length > len(pages) * PAGE_SIZE:
+            raise ValueError(f"{length} tokens do not fit in {len(pages)} pages of {PAGE_SIZE}")
+        self._row = stop
+        self._spans.append((start, stop, length, base, len(self._pages)))
+        self._pages.extend(pages[: -(-length // PAGE_SIZE)])
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        spans = np.array(self._spans, dtype=np.int64).reshape(-1, 5)
+        return spans, np.array(self._pages, dtype=np.int32)
 
 
-def _gather(cache: Tensor, span: Span) -> Tensor:
-    parts = [cache[slot : slot + size] for slot, size in span.runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+class _Scratch:
+    """Working memory of the attention kernel; grows, never shrinks. Used by one thread only."""
+
+    def __init__(self) -> None:
+        self._floats: NDArray[np.float32] = np.empty(0, np.float32)
+        self._address = 0
+
+    def get(self, threads: int, dim: int) -> int:
+        size = threads * scratch_floats(dim)
+        if self._floats.size < size + 16:
+            self._floats = np.zeros(size + 16, np.float32)
+            self._address = -(-self._floats.ctypes.data // 64) * 64  # a cache line's start
+        return self._address
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor, causal: bool
-) -> None:
-    rows, heads, dim = q.shape
-    keys, kv_heads, _ = k.shape
-    group = heads // kv_heads
-    q3 = q.reshape(rows, kv_heads, group, dim).permute(1, 0, 2, 3).reshape(kv_heads, -1, dim)
-    scores = torch.bmm(q3.float(), k.float().permute(1, 2, 0)).view(kv_heads, rows, group, keys)
-    scores.mul_(scale)
-    if causal:
-        last = keys - rows + torch.arange(rows)[:, None]
-        hidden = torch.arange(keys)[None, :] > last
-        scores.masked_fill_(hidden[None, :, None, :], float("-inf"))
-    part = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - part[..., None]).view(kv_heads, rows * group, keys)
-    result = torch.bmm(weights, v.float().transpose(0, 1)).view(kv_heads, rows, group, dim)
-    out.copy_(result.permute(1, 0, 2, 3).reshape(rows, heads, dim))
-    lse.copy_(part.permute(1, 0, 2).reshape(rows, heads))
+_scratch = _Scratch()
 
 
-def _run_spans(
+def _run(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    meta: PrefixGroups | PrefillMeta,
+    table: PrefixGroups | PrefillMeta | tuple[Tensor, Tensor],
     scale: float,
     out: Tensor,
     lse: Tensor,
-    causal: bool,
 ) -> None:
-    for start, stop in meta.gaps:
-        out[start:stop] = 0
-        lse[start:stop] = float("-inf")
-    for span in meta.spans:
-        rows = slice(span.start, span.stop)
-        if span.length == 0:
-            out[rows] = 0
-            lse[rows] = float("-inf")
-            continue
-        k, v = _gather(k_cache, span), _gather(v_cache, span)
-        _attend(q[rows], k, v, scale, out[rows], lse[rows], causal)
+    rows, heads, dim = q.shape
+    kv_heads = k_cache.shape[1]
+    if dim % 16 or heads % kv_heads or heads > MAX_ROWS * kv_heads:
+        raise ValueError(f"head_dim {dim} or {heads} heads over {kv_heads} is not supported")
+    if not (out.is_contiguous() and lse.is_contiguous() and q.stride(1) == dim):
+        raise ValueError("out and lse, and each row of q, must be contiguous")
+    if q.dtype == torch.float32:
+        kind, width = FP32, 4
+    elif q.dtype == torch.bfloat16:
+        kind, width = BF16_DOT if HAS_BF16_DOT else BF16_WIDENED, 2
+    else:
+        raise ValueError(f"{q.dtype} is not supported: fp32 or bf16")
+    threads = torch.get_num_threads()
+    common = (
+        kind, q.data_ptr(), q.stride(0) * width, k_cache.data_ptr(), v_cache.data_ptr(),
+        heads, kv_heads, dim, scale * _LOG2E,
+    )  # fmt: skip
+    results = (rows, out.data_ptr(), lse.data_ptr(), _scratch.get(threads, dim), threads)
+    if isinstance(table, tuple):
+        page_table, seq_lens = table
+        pages = page_table.data_ptr()
+        cpu.run_rows(*common, seq_lens.data_ptr(), pages, page_table.stride(0), *results)
+    elif table.num_rows != rows:
+        raise ValueError(f"q has {rows} rows, its metadata {table.num_rows}")
+    else:
+        cpu.run_spans(*common, table.spans, table.pages.ctypes.data, *results)
 
 
 def prefix_attention(
@@ -178,7 +179,7 @@ def prefix_attention(
     q [T, H, d]; out fp32 [T, H, d], written; lse fp32 [T, H], written.
     Rows in no group, or whose node is empty, get out = 0 and lse = -inf.
     """
-    _run_spans(q, k_cache, v_cache, groups, scale, out, lse, causal=False)
+    _run(q, k_cache, v_cache, groups, scale, out, lse)
 
 
 def prefill_attention(
@@ -195,7 +196,7 @@ def prefill_attention(
     Row i of a sequence with q_len rows and kv_len keys sees keys j <= kv_len - q_len + i.
     q [T, H, d]; out fp32 [T, H, d], written; lse fp32 [T, H], written.
     """
-    _run_spans(q, k_cache, v_cache, meta, scale, out, lse, causal=True)
+    _run(q, k_cache, v_cache, meta, scale, out, lse)
 
 
 def decode_attention(
@@ -214,15 +215,9 @@ def decode_attention(
     seq_lens int32 [B], 0 allowed (out = 0, lse = -inf); out fp32 [B, H, d] and lse fp32 [B, H],
     written.
     """
-    for row, length in enumerate(seq_lens.tolist()):
-        span = Span.of_pages(row, row + 1, page_table[row].tolist(), length)
-        if length == 0:
-            out[row] = 0
-            lse[row] = float("-inf")
-            continue
-        k, v = _gather(k_cache, span), _gather(v_cache, span)
-        rows = slice(row, row + 1)
-        _attend(q[rows], k, v, scale, out[rows], lse[rows], causal=False)
+    if page_table.dtype != torch.int32 or seq_lens.dtype != torch.int32:
+        raise ValueError(f"{page_table.dtype} page table, {seq_lens.dtype} lengths: not int32")
+    _run(q, k_cache, v_cache, (page_table, seq_lens), scale, out, lse)
 
 
 def merge_states(states: Sequence[State], result: Tensor) -> None:
@@ -231,12 +226,36 @@ def merge_states(states: Sequence[State], result: Tensor) -> None:
     out fp32 [T, H, d], lse fp32 [T, H] per part, at least one; result [T, H, d] (or a view of
     [T, H * d]) in the model's dtype, written. All parts empty: 0.
     """
-    lses = torch.stack([lse for _, lse in states])
-    top = lses.amax(dim=0)
-    weights = torch.exp(lses - torch.where(top == float("-inf"), 0.0, top))
-    total = weights.sum(dim=0).clamp_min(1e-30)
-    weights /= total
-    merged = weights[0][..., None] * states[0][0]
-    for (out, _), weight in zip(states[1:], weights[1:], strict=True):
-        merged += weight[..., None] * out
-    result.copy_(merged)
+    out, lse = states[0]
+    if len(states) == 1:
+        result.copy_(out.view(result.shape))
+        return
+    rows, dim, threads = lse.numel(), out.shape[-1], torch.get_num_threads()
+    for other, other_lse in states[1:-1]:
+        merged, merged_lse = torch.empty_like(out), torch.empty_like(lse)
+        merge_rows(
+            False,
+            out.data_ptr(),
+            lse.data_ptr(),
+            other.data_ptr(),
+            other_lse.data_ptr(),
+            merged.data_ptr(),
+            merged_lse.data_ptr(),
+            rows,
+            dim,
+            threads,
+        )
+        out, lse = merged, merged_lse
+    other, other_lse = states[-1]
+    merge_rows(
+        result.dtype == torch.bfloat16,
+        out.data_ptr(),
+        lse.data_ptr(),
+        other.data_ptr(),
+        other_lse.data_ptr(),
+        result.data_ptr(),
+        0,
+        rows,
+        dim,
+        threads,
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.rows_cpu import norm_rows, silu_rows
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """weight * cast(x / rms(x)) per row.
@@ -12,10 +14,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     x [T, D], row stride free; weight [D] in x's dtype; out [T, D] contiguous, written (None: a
     new tensor) and returned.
     """
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
-    return torch.mul(weight, normed.to(x.dtype), out=out)
+    _norm(False, x, x, weight, eps, out)
+    return out
 
 
 def add_rms_norm(
@@ -26,8 +27,33 @@ def add_rms_norm(
     x [T, D]; residual [T, D] contiguous, written; out [T, D], written (None: a new tensor) and
     returned; may be x.
     """
-    residual.add_(x)
-    return rms_norm(residual, weight, eps, out)
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    _norm(True, x, residual, weight, eps, out)
+    return out
+
+
+def _norm(adds: bool, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    rows, dim = x.shape
+    bf16 = _is_bf16(x, dim)
+    norm_rows(
+        bf16,
+        adds,
+        x.data_ptr(),
+        x.stride(0) * (2 if bf16 else 4),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        rows,
+        dim,
+        eps,
+        torch.get_num_threads(),
+    )
+
+
+def _is_bf16(x: Tensor, dim: int) -> bool:
+    if dim % 16 or x.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"rows of {dim} {x.dtype} are not multiples of 16 in fp32 or bf16")
+    return x.dtype == torch.bfloat16
 
 
 def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
@@ -35,7 +61,16 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
     gate_up [T, 2 I], gate first; out [T, I] contiguous, written (None: a new tensor), returned.
     """
-    gate, up = gate_up.chunk(2, dim=-1)
-    activated = torch.nn.functional.silu(gate)
-    out = torch.empty(up.shape, dtype=up.dtype) if out is None else out
-    return torch.mul(activated, up, out=out)
+    rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
+    bf16 = _is_bf16(gate_up, dim)
+    out = torch.empty((rows, dim), dtype=gate_up.dtype) if out is None else out
+    silu_rows(
+        bf16,
+        gate_up.data_ptr(),
+        gate_up.stride(0) * (2 if bf16 else 4),
+        out.data_ptr(),
+        rows,
+        dim,
+        torch.get_num_threads(),
+    )
+    return out

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.elementwise import rms_norm
 from kernels.linear import PackedLinear
+from kernels.rows_cpu import copy_rows, write_rows
 
 
 def rope_table(inv_freq: Tensor, max_positions: int, attention_scaling: float = 1.0) -> Tensor:
@@ -20,11 +21,6 @@ def rope_table(inv_freq: Tensor, max_positions: int, attention_scaling: float = 
     """
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq.float()[None]
     return torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_scaling
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
 
 
 def write_kv(
@@ -43,11 +39,33 @@ def write_kv(
     views of one fused row: only the last two dimensions must be contiguous. cos_sin fp32
     [max_positions, d] of `rope_table`; positions, slots int64 [T]; k_cache, v_cache written.
     """
-    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-    if q is not None:
-        q.copy_(_rotate(q, cos, sin))
-    k_cache[slots] = _rotate(k, cos, sin)
-    v_cache[slots] = v
+    rows, kv_heads, dim = k.shape
+    if dim % 16 or k.stride(1) != dim or v.stride(1) != dim:
+        raise ValueError(f"head_dim {dim} is no multiple of 16, or heads are not contiguous")
+    width = k.element_size()
+    if q is None:
+        query, query_row, heads = 0, 0, 0
+    else:
+        query, query_row, heads = q.data_ptr(), q.stride(0) * width, q.shape[1]
+    write_rows(
+        k.dtype == torch.bfloat16,
+        query,
+        query_row,
+        heads,
+        k.data_ptr(),
+        k.stride(0) * width,
+        v.data_ptr(),
+        v.stride(0) * width,
+        kv_heads,
+        dim,
+        cos_sin.data_ptr(),
+        positions.data_ptr(),
+        slots.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        rows,
+        torch.get_num_threads(),
+    )
 
 
 def restore_kv(
@@ -79,15 +97,27 @@ def copy_kv(rows: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> No
     rows [n, 2 * KVH * d] (a token's K, then its V) in the cache's dtype, row stride free;
     slots int64 [n]; k_cache, v_cache written.
     """
-    heads, dim = k_cache.shape[1:]
-    k, v = rows.view(-1, 2, heads, dim).unbind(1)
-    k_cache[slots] = k
-    v_cache[slots] = v
+    _copy(True, rows, slots, k_cache, v_cache)
 
 
 def gather_kv(slots: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor) -> None:
     """The inverse of `copy_kv`: slots int64 [n]; rows [n, 2 * KVH * d], written, bit for bit."""
-    heads, dim = k_cache.shape[1:]
-    k, v = rows.view(-1, 2, heads, dim).unbind(1)
-    k.copy_(k_cache[slots])
-    v.copy_(v_cache[slots])
+    _copy(False, rows, slots, k_cache, v_cache)
+
+
+def _copy(to_cache: bool, rows: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    count, width = rows.shape
+    size = k_cache[0].numel()
+    if width != 2 * size or rows.dtype != k_cache.dtype or rows.stride(1) != 1:
+        raise ValueError(f"rows {list(rows.shape)} {rows.dtype} do not fit {2 * size} a slot")
+    item = rows.element_size()
+    copy_rows(
+        to_cache,
+        rows.data_ptr(),
+        rows.stride(0) * item,
+        slots.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        size * item,
+        count,
+    )

@@ -1,0 +1,196 @@
+"""Deals the tiles of all spans of a step out to the threads in equal shares, and joins the pieces.
+
+A span is query rows and the keys they read; an item is a block of its rows and some KV heads. A
+thread takes the tiles whose costs lie in its share, whatever items they belong to; the pieces of an
+item cut between threads are merged at the end, exactly.
+"""
+
+# Argument lists of twenty numbers, one to a line, would hide the code.
+# fmt: off
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from kernels.attention_tile import (
+    CHUNK_SUMS,
+    MAX_HEADS,
+    MAX_ROWS,
+    STATE_FLOATS,
+    TILE,
+    clear,
+    combine,
+    finish,
+    head_floats,
+    jit,
+    scratch_floats,
+    segment,
+)
+from kernels.vector_ir import LANES, load_i32
+
+UNMASKED = 1 << 40  # a span's causal base when its rows see all keys
+
+
+@jit
+def _block_tokens(tokens, group):  # type: ignore[no-untyped-def]
+    """Tokens of a block of rows: as few blocks as MAX_ROWS allows, of equal size."""
+    blocks = (tokens + MAX_ROWS // group - 1) // (MAX_ROWS // group)
+    return (tokens + blocks - 1) // blocks
+
+
+@jit
+def _head_chunk(kv_heads, dim, rows, narrow):  # type: ignore[no-untyped-def]
+    """KV heads that share a pass over the keys, so that pages are read in one piece."""
+    return 1 if narrow else max(1, min(kv_heads, MAX_HEADS, CHUNK_SUMS // (dim * rows)))
+
+
+@jit
+def _finish_part(part, state, dim, group, all_heads, out, lse):  # type: ignore[no-untyped-def]
+    rows = part[5]
+    for i in range(part[2]):
+        finish(
+            state + 4 * i * head_floats(dim, rows), rows, group, dim, all_heads, part[1] + i,
+            part[3], part[4], out, lse,
+        )
+
+
+@jit
+def _share(  # type: ignore[no-untyped-def]
+    kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, pages, out, lse, narrow, low, high,
+    home, parts,
+):
+    """One thread's share: the tiles whose costs lie in [low, high); cut items go to `parts`."""
+    group = heads // kv_heads
+    work = home + 12 * STATE_FLOATS
+    at, item = 0, 0
+    for s in range(spans.shape[0]):
+        start, stop, length, base = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
+        if length == 0 or at >= high:
+            continue
+        block = _block_tokens(stop - start, group)
+        for token in range(start, stop, block):
+            tokens = min(block, stop - token)
+            seen = min(length, base + token + tokens)
+            tiles = (seen + TILE - 1) // TILE
+            rows = (tokens * group + LANES - 1) // LANES * LANES
+            chunk = _head_chunk(kv_heads, dim, rows, narrow)
+            for head in range(0, kv_heads, chunk):
+                count = min(chunk, kv_heads - head)
+                weight = count * (rows + LANES)
+                first = min(max((low - at + weight - 1) // weight, 0), tiles)
+                last = min(max((high - at + weight - 1) // weight, 0), tiles)
+                at += tiles * weight
+                item += 1
+                if first >= last:
+                    continue
+                place = 2
+                if first > 0:
+                    place = 0
+                elif last < tiles:
+                    place = 1
+                state = home + 4 * place * STATE_FLOATS
+                segment(
+                    kind, q, q_row, k, v, kv_heads, dim, group, scale, head, count, token, tokens,
+                    seen, base, pages, spans[s, 4], first, last, state, work,
+                )
+                part = parts[place]
+                part[0], part[1], part[2] = item, head, count
+                part[3], part[4], part[5] = token, tokens, rows
+                if place == 2:
+                    _finish_part(part, state, dim, group, heads, out, lse)
+
+
+@jit
+def _merge_parts(parts, scratch, size, dim, group, heads, out, lse):  # type: ignore[no-untyped-def]
+    """Join the pieces of items that were cut between threads; pieces come in order."""
+    whole, place = 0, 0
+    for index in range(2 * parts.shape[0]):
+        part = parts[index // 2, index % 2]
+        if part[0] == 0:
+            continue
+        state = scratch + 4 * ((index // 2) * size + (index % 2) * STATE_FLOATS)
+        kept = parts[whole // 2, whole % 2]
+        if place != 0 and kept[0] == part[0]:
+            step = 4 * head_floats(dim, part[5])
+            for i in range(part[2]):
+                combine(place + i * step, state + i * step, part[5], dim)
+            continue
+        if place != 0:
+            _finish_part(kept, place, dim, group, heads, out, lse)
+        whole, place = index, state
+    if place != 0:
+        _finish_part(parts[whole // 2, whole % 2], place, dim, group, heads, out, lse)
+
+
+@njit(cache=True, parallel=True, error_model="numpy")
+def _share_out(  # type: ignore[no-untyped-def]
+    kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, pages, out, lse, narrow, cost,
+    scratch, size, parts, threads,
+):
+    for t in prange(threads):
+        _share(
+            kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, pages, out, lse, narrow, t *
+            cost // threads, (t + 1) * cost // threads, scratch + 4 * t * size, parts[t],
+        )
+
+
+@jit
+def run_spans(  # type: ignore[no-untyped-def]
+    kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, spans, pages, num_rows, out, lse,
+    scratch, threads,
+):
+    """All spans: int64 [S, 5] of row start, row stop, keys, causal base, first entry in pages.
+
+    q, k, v, pages (int32), out, lse, scratch: addresses; q_row bytes; slope: the scale times
+    log2(e). A row r of a span sees keys j <= base + r. Rows in no span get out = 0, lse = -inf.
+    """
+    group = heads // kv_heads
+    done, cost, tiles = 0, 0, 0
+    for s in range(spans.shape[0]):
+        start, stop, length, base = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
+        if length == 0:
+            continue
+        clear(out, lse, done, start, heads, dim)
+        done = stop
+        block = _block_tokens(stop - start, group)
+        for token in range(start, stop, block):
+            tokens = min(block, stop - token)
+            count = (min(length, base + token + tokens) + TILE - 1) // TILE
+            tiles += count
+            cost += count * kv_heads * ((tokens * group + LANES - 1) // LANES + 1) * LANES
+    clear(out, lse, done, num_rows, heads, dim)
+    narrow = tiles < 4 * threads
+    size = scratch_floats(dim)
+    parts = np.zeros((threads, 3, 6), np.int64)
+    if threads == 1:
+        _share(
+            kind, q, q_row, k, v, heads, kv_heads, dim, np.float32(slope), spans, pages, out, lse,
+            narrow, 0, cost, scratch, parts[0],
+        )
+        return
+    _share_out(
+        kind, q, q_row, k, v, heads, kv_heads, dim, np.float32(slope), spans, pages, out, lse,
+        narrow, cost, scratch, size, parts, threads,
+    )
+    _merge_parts(parts, scratch, size, dim, group, heads, out, lse)
+
+
+@jit
+def run_rows(  # type: ignore[no-untyped-def]
+    kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, seq_lens, pages, table_row, num_rows,
+    out, lse, scratch, threads,
+):
+    """One span per row: addresses of seq_lens int32 [B] and of pages int32 [B, table_row]."""
+    spans = np.empty((num_rows, 5), np.int64)
+    for row in range(num_rows):
+        spans[row, 0] = row
+        spans[row, 1] = row + 1
+        spans[row, 2] = load_i32(seq_lens + 4 * row)
+        spans[row, 3] = UNMASKED
+        spans[row, 4] = row * table_row
+    run_spans(
+        kind, q, q_row, k, v, heads, kv_heads, dim, slope, spans, pages, num_rows, out, lse,
+        scratch, threads,
+    )

@@ -1,0 +1,211 @@
+"""Numba kernels over rows: norms, activation, merge, rotary embedding and cache writes.
+
+Arguments are addresses (int64) and strides in bytes, so that a call costs little more than its
+work; the public functions check shapes. Small calls stay on one thread.
+"""
+
+# Argument lists of twenty numbers, one to a line, would hide the code.
+# fmt: off
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from kernels.row_ir import (
+    copy_row,
+    rms_norm_row,
+    rotate_row,
+    silu_mul_row,
+    weighted_sum_row,
+)
+from kernels.vector_ir import load_f32, load_i64, store_f32
+
+_jit = njit(cache=True, error_model="numpy")
+_parallel = njit(cache=True, parallel=True, error_model="numpy")
+SERIAL_BYTES = 1 << 16  # below this a second thread costs more than it does
+
+
+@_jit
+def _share(rows: int, part: int, parts: int) -> tuple[int, int]:
+    return part * rows // parts, (part + 1) * rows // parts
+
+
+@_jit
+def _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps):  # type: ignore[no-untyped-def]
+    row = (2 if bf16 else 4) * dim
+    inverse = np.float32(1.0 / dim)
+    for i in range(first, last):
+        a, r, o = x + i * x_row, residual + i * row, out + i * row
+        if bf16:
+            if adds:
+                rms_norm_row(1, 1, a, r, weight, o, dim // 16, inverse, eps)
+            else:
+                rms_norm_row(1, 0, a, r, weight, o, dim // 16, inverse, eps)
+        elif adds:
+            rms_norm_row(0, 1, a, r, weight, o, dim // 16, inverse, eps)
+        else:
+            rms_norm_row(0, 0, a, r, weight, o, dim // 16, inverse, eps)
+
+
+@_parallel
+def _norm_all(bf16, adds, x, x_row, residual, weight, out, rows, dim, eps, threads):  # type: ignore[no-untyped-def]
+    for t in prange(threads):
+        first, last = _share(rows, t, threads)
+        _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps)
+
+
+@_jit
+def norm_rows(  # type: ignore[no-untyped-def]
+    bf16: Any, adds, x, x_row, residual, weight, out, rows, dim, eps, threads
+):
+    """RMS norm of every row; adds: of x + residual, which is written to residual."""
+    if threads == 1 or rows * dim * 2 < SERIAL_BYTES:
+        _norm(bf16, adds, x, x_row, residual, weight, out, 0, rows, dim, eps)
+    else:
+        _norm_all(bf16, adds, x, x_row, residual, weight, out, rows, dim, eps, threads)
+
+
+@_jit
+def _silu(bf16, x, x_row, out, first, last, dim):  # type: ignore[no-untyped-def]
+    size = 2 if bf16 else 4
+    for i in range(first, last):
+        gate, o = x + i * x_row, out + i * size * dim
+        if bf16:
+            silu_mul_row(1, gate, gate + size * dim, o, dim // 16)
+        else:
+            silu_mul_row(0, gate, gate + size * dim, o, dim // 16)
+
+
+@_parallel
+def _silu_all(bf16, x, x_row, out, rows, dim, threads):  # type: ignore[no-untyped-def]
+    for t in prange(threads):
+        first, last = _share(rows, t, threads)
+        _silu(bf16, x, x_row, out, first, last, dim)
+
+
+@_jit
+def silu_rows(bf16: Any, x, x_row, out, rows, dim, threads):  # type: ignore[no-untyped-def]
+    """cast(silu(gate)) * up; dim is that of the output."""
+    if threads == 1 or rows * dim * 2 < SERIAL_BYTES // 4:
+        _silu(bf16, x, x_row, out, 0, rows, dim)
+    else:
+        _silu_all(bf16, x, x_row, out, rows, dim, threads)
+
+
+@_jit
+def _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim):  # type: ignore[no-untyped-def]
+    for i in range(first, last):
+        a, b = load_f32(one_lse + 4 * i), load_f32(two_lse + 4 * i)
+        top = max(a, b)
+        wa, wb = np.float32(0.0), np.float32(0.0)
+        level = np.float32(-np.inf)
+        if top > -np.inf:
+            ea, eb = math.exp(a - top), math.exp(b - top)
+            total = ea + eb
+            wa, wb = np.float32(ea / total), np.float32(eb / total)
+            level = np.float32(top + math.log(total))
+        if bf16:
+            weighted_sum_row(
+                1, one + 4 * i * dim, wa, two + 4 * i * dim, wb, out + 2 * i * dim, dim // 16
+            )
+        else:
+            weighted_sum_row(
+                0, one + 4 * i * dim, wa, two + 4 * i * dim, wb, out + 4 * i * dim, dim // 16
+            )
+        if lse != 0:
+            store_f32(lse + 4 * i, level)
+
+
+@_parallel
+def _merge_all(bf16, one, one_lse, two, two_lse, out, lse, rows, dim, threads):  # type: ignore[no-untyped-def]
+    for t in prange(threads):
+        first, last = _share(rows, t, threads)
+        _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim)
+
+
+@_jit
+def merge_rows(bf16: Any, one, one_lse, two, two_lse, out, lse, rows, dim, threads):  # type: ignore[no-untyped-def]
+    """Merge two states of `rows` (tokens * heads) rows; lse = 0: the merged lse is not wanted."""
+    if threads == 1 or rows * dim * 4 < SERIAL_BYTES:
+        _merge(bf16, one, one_lse, two, two_lse, out, lse, 0, rows, dim)
+    else:
+        _merge_all(bf16, one, one_lse, two, two_lse, out, lse, rows, dim, threads)
+
+
+@_jit
+def _rotate(bf16, x, cos, out, dim):  # type: ignore[no-untyped-def]
+    half = dim // 2
+    sin = cos + 4 * half
+    if bf16:
+        if half % 16 == 0:
+            rotate_row(1, 16, x, cos, sin, out, half, half // 16)
+        else:
+            rotate_row(1, 8, x, cos, sin, out, half, half // 8)
+    elif half % 16 == 0:
+        rotate_row(0, 16, x, cos, sin, out, half, half // 16)
+    else:
+        rotate_row(0, 8, x, cos, sin, out, half, half // 8)
+
+
+@_jit
+def _write(  # type: ignore[no-untyped-def]
+    bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots, k_cache,
+    v_cache, first, last,
+):
+    size = (2 if bf16 else 4) * dim
+    for i in range(first, last):
+        cos = table + 4 * dim * load_i64(positions + 8 * i)
+        slot = load_i64(slots + 8 * i) * kv_heads * size
+        for h in range(heads):
+            place = q + i * q_row + h * size
+            _rotate(bf16, place, cos, place, dim)
+        for h in range(kv_heads):
+            _rotate(bf16, k + i * k_row + h * size, cos, k_cache + slot + h * size, dim)
+        copy_row(v + i * v_row, v_cache + slot, kv_heads * size)
+
+
+@_parallel
+def _write_all(  # type: ignore[no-untyped-def]
+    bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots, k_cache,
+    v_cache, rows, threads,
+):
+    for t in prange(threads):
+        first, last = _share(rows, t, threads)
+        _write(
+            bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
+            k_cache, v_cache, first, last,
+        )
+
+
+@_jit
+def write_rows(  # type: ignore[no-untyped-def]
+    bf16: Any, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
+    k_cache, v_cache, rows, threads,
+):
+    """Rotate q in place (heads = 0: no q) and k, and scatter k and v to their slots."""
+    if threads == 1 or rows * (heads + 2 * kv_heads) * dim * 2 < SERIAL_BYTES:
+        _write(
+            bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
+            k_cache, v_cache, 0, rows,
+        )
+    else:
+        _write_all(
+            bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
+            k_cache, v_cache, rows, threads,
+        )
+
+
+@_jit
+def copy_rows(to_cache: Any, rows, stride, slots, k_cache, v_cache, size, count):  # type: ignore[no-untyped-def]
+    """Rows of K then V, `size` bytes each, to (or from) their slots."""
+    for i in range(count):
+        row, slot = rows + i * stride, load_i64(slots + 8 * i) * size
+        if to_cache:
+            copy_row(row, k_cache + slot, size)
+            copy_row(row + size, v_cache + slot, size)
+        else:
+            copy_row(k_cache + slot, row, size)
+            copy_row(v_cache + slot, row + size, size)
