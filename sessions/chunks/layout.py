@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from crc32c import crc32c
 
@@ -47,11 +48,7 @@ class Layout:
     spec: bytes
     chunks: tuple[Chunk, ...]
     payload_bytes: int
-
-    @property
-    def plan(self) -> tuple[tuple[int, str, str], ...]:
-        """(layer, method, coding) in payload order."""
-        return tuple((c.layer, c.method, c.coding) for c in self.chunks)
+    plan: tuple[tuple[int, str, str], ...]  # (layer, method, coding) in payload order
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,8 @@ def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode("ascii")
 
 
-def build_layout(chunks: Sequence[tuple[int, str, str]], lengths: Sequence[int]) -> Layout:
+@lru_cache(maxsize=256)
+def build_layout(chunks: tuple[tuple[int, str, str], ...], lengths: tuple[int, ...]) -> Layout:
     """The layout of chunks laid one after another.
 
     Raises ValueError when the counts differ, there is no chunk, or a number or name does not fit.
@@ -116,7 +114,8 @@ def parse_layout(spec: bytes) -> Layout:
             chunks.append(Chunk(layer, _text(method), _text(coding), offset, length))
     except struct.error as error:
         raise ValueError(f"layer table of {len(spec)} bytes") from error
-    return Layout(spec, tuple(chunks), end)
+    plan = tuple((chunk.layer, chunk.method, chunk.coding) for chunk in chunks)
+    return Layout(spec, tuple(chunks), end, plan)
 
 
 def header_bytes(owner: bytes, fingerprint: bytes, ids: bytes, layout: Layout) -> int:

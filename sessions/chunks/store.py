@@ -115,7 +115,7 @@ class ChunkStore:
         for what, size in (("owner", len(owner.encode())), ("fingerprint", len(fingerprint))):
             if not 0 < size <= _MAX_NAME_BYTES:
                 raise ValueError(f"{what} of {size} bytes, 1 to {_MAX_NAME_BYTES}")
-        layout = build_layout(chunks, [buffer.nbytes for buffer in payload])
+        layout = build_layout(tuple(chunks), tuple(buffer.nbytes for buffer in payload))
         views = [buffer.data.cast("B") if buffer.nbytes else memoryview(b"") for buffer in payload]
         append = Append(
             owner, fingerprint, start, parent_digest, _id_bytes(ids), layout, views, done

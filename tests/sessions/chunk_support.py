@@ -113,7 +113,7 @@ def restore(store: ChunkStore, owner: str, ids: Ids, *, fingerprint: bytes = FIN
 def write_unindexed(directory: Path, owner: str, ids: Ids) -> Path:
     """A chunk file with one stripe of up to 64 tokens, as after the loss of the index."""
     payload = [rows(ids, 0, i).reshape(-1) for i in range(len(LAYERS))]
-    layout = build_layout(LAYERS, [part.nbytes for part in payload])
+    layout = build_layout(LAYERS, tuple(part.nbytes for part in payload))
     head = encode_head(owner.encode(), FINGERPRINT, 0, digest(ids[:0]), ids.tobytes(), layout)
     header = encode_header(head, payload_crcs([part.data for part in payload]))
     stripe = header + b"".join(part.tobytes() for part in payload)
