@@ -23,30 +23,19 @@ import msgspec
 from app.faults import ChatMoved, InvalidField, NotRetryable, WrongModel
 from app.message_text import clean_text, title_of
 from app.streams import LiveTurn, TurnHub
+from app.turn_records import history_of, outcome_of
 from app.upkeep import Upkeep
 from engine.client import Engine, Reservation, TurnStream
 from engine.errors import ContextOverflow, EngineUnavailable
-from engine.messages import Delta, Done, Failed, SamplingParams, Status, Submit, TurnStats, Warm
+from engine.messages import Delta, Done, Failed, SamplingParams, Status, Submit, Warm
 from engine.model.tokenizer import ChatTokenizer
 from sessions.errors import NotFound, TurnRunning
-from sessions.records import Chat, EndStatus, Latency, Message, Prefix, Turn
+from sessions.records import Chat, Message, Prefix, Turn
 from sessions.repository import Repository
 
 logger = logging.getLogger(__name__)
 
 RETRYABLE = frozenset({"interrupted", "failed", "stopped"})
-CUT_OFF = "The answer was cut off when the server stopped."
-
-
-def history_of(path: Sequence[Message]) -> tuple[list[int], int]:
-    """The token ids of a path, and how many leading ones have had K/V.
-
-    The last sampled token was run through the model only if the model itself ended the answer.
-    """
-    ids = [token for message in path for token in message.token_ids]
-    last = path[-1] if path else None
-    unrun = last is not None and last.role == "assistant" and last.token_ids
-    return ids, len(ids) - (1 if unrun and last and last.finish_reason != "eos" else 0)
 
 
 class ChatService:
@@ -90,8 +79,8 @@ class ChatService:
             if assistant_id not in known:
                 raise InvalidField("assistant_id", assistant_id, "one of the assistants shown")
             version = await self._repository.assistant_version(assistant_id)
-            prefix_ids = self._tokenizer.prefix_ids(version.system_prompt)
-            new_ids = self._tokenizer.user_ids(text, first=True)
+            prefix_ids = await asyncio.to_thread(self._tokenizer.prefix_ids, version.system_prompt)
+            new_ids = await asyncio.to_thread(self._tokenizer.user_ids, text, first=True)
             sampling = self._sampling(known[assistant_id].sampling)
             sampling = self._fit(len(prefix_ids) + len(new_ids), sampling)
             prefix = await self._repository.prefix(version.id, self._tokenizer.digest, prefix_ids)
@@ -122,7 +111,7 @@ class ChatService:
             if parent_id != (path[-1].id if path else None):
                 raise ChatMoved(chat.id)
             prefix = await self._prefix(chat)
-            new_ids = self._tokenizer.user_ids(text, first=not path)
+            new_ids = await asyncio.to_thread(self._tokenizer.user_ids, text, first=not path)
             used = len(prefix.token_ids) + sum(len(one.token_ids) for one in path) + len(new_ids)
             sampling = self._fit(used, await self._sampling_of(chat))
             turn = await self._repository.start_turn(
@@ -229,7 +218,6 @@ class ChatService:
         """Feed the live turn from the engine until its end, then store the answer."""
         first_token_at: float | None = None
         end: Done | Failed | None = None
-        error: str | None = None
         try:
             async for event in events:
                 match event:
@@ -242,54 +230,25 @@ class ChatService:
                     case Done() | Failed():
                         end = event
         except asyncio.CancelledError:
-            error = CUT_OFF
-        except Exception as reason:
-            logger.exception("turn %s failed", live.turn_id)
-            error = f"The answer failed: {reason}"
+            logger.info("turn %s is cut off", live.turn_id)
         server_ttft_ms = None if first_token_at is None else (first_token_at - received_at) * 1e3
+        outcome = outcome_of(end, self._engine.info, server_ttft_ms)
         try:
-            await self._store(live, end, error, server_ttft_ms)
+            await self._repository.finish_turn(
+                live.turn_id,
+                status=outcome.status,
+                finish_reason=outcome.finish_reason,
+                error=outcome.error,
+                text=live.text,
+                token_ids=live.token_ids,
+                latency=outcome.latency,
+            )
+        except Exception:
+            # Its progress is stored; the next start marks it interrupted.
+            logger.exception("the end of turn %s could not be stored", live.turn_id)
         finally:
             self._tasks.pop(live.turn_id, None)
             self._hub.close(live)
-
-    async def _store(
-        self,
-        live: LiveTurn,
-        end: Done | Failed | None,
-        error: str | None,
-        server_ttft_ms: float | None,
-    ) -> None:
-        status: EndStatus = "interrupted"
-        latency: Latency | None = None
-        finish_reason: str | None = None
-        if isinstance(end, Done):
-            status = "stopped" if end.finish == "cancelled" else "complete"
-            finish_reason = end.finish
-            latency = self._latency(end.stats, server_ttft_ms)
-        elif isinstance(end, Failed):
-            status = "interrupted" if end.kind == "engine_died" else "failed"
-            error = end.reason
-        elif error is not None and error != CUT_OFF:
-            status = "failed"
-        await self._repository.finish_turn(
-            live.turn_id,
-            status=status,
-            finish_reason=finish_reason,
-            error=error,
-            text=live.text,
-            token_ids=live.token_ids,
-            latency=latency,
-        )
-
-    def _latency(self, stats: TurnStats, server_ttft_ms: float | None) -> Latency:
-        plan = ""
-        if stats.restore_method:
-            info = self._engine.info
-            plan = f"{info.checkpoint_method}: {info.checkpoint_reason}"
-        return Latency(
-            **msgspec.structs.asdict(stats), server_ttft_ms=server_ttft_ms, restore_plan=plan
-        )
 
     async def stop(self, turn_id: str) -> None:
         """Stop a turn; returns when the engine confirmed it and the answer so far is stored."""

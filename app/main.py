@@ -33,6 +33,9 @@ from sessions.repository import Repository
 
 logger = logging.getLogger(__name__)
 
+FORM_BYTES_PER_CHAR = 12  # four bytes of UTF-8, each as %XX
+FORM_BYTES = 1 << 20  # of all other fields
+
 
 def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
     """The application; its lifespan opens the database and starts the engine unless one is given.
@@ -63,6 +66,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
         lifespan=[lifespan],
         before_send=[keep_versioned_assets],
         openapi_config=None,
+        request_max_body_size=settings.max_message_chars * FORM_BYTES_PER_CHAR + FORM_BYTES,
         logging_config=None,  # the command line decides what is logged
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from markupsafe import Markup
+
 from app.faults import NoSuchPage
 from app.security import csrf_token
 from app.services import HTTPRequest, Services
@@ -123,6 +125,7 @@ async def chat_page(
                     last=is_last,
                 )
             )
+            await asyncio.sleep(0)  # rendering a long chat for the first time takes a while
     context = await sidebar(services, chat.user_id, current=chat.id)
     context |= {
         "chat": chat,
@@ -161,9 +164,9 @@ async def started_fragment(
 
 
 async def ended_fragment(
-    services: Services, chat: Chat, message_id: str, token: str, name: str
+    services: Services, chat: Chat, message_id: str, token: str, *, unseen: str = ""
 ) -> str:
-    """An answer that has ended: `answer.html`, or `finished_frame.html` for its stream.
+    """What replaces a running answer after its end; `unseen` is what was not yet announced of it.
 
     `token` is the page's CSRF token. Raises NoSuchPage.
     """
@@ -173,8 +176,9 @@ async def ended_fragment(
         raise NoSuchPage
     path = await repository.path(chat.id)
     return services.views.fragment(
-        name,
+        "finished_frame.html",
         csrf_token=token,
+        announced=Markup(unseen).striptags(),
         answer=services.views.answer(
             message,
             latency=await _latency(services, chat.id, message_id),

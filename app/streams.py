@@ -37,6 +37,10 @@ class FrameRenderer(Protocol):
     def __call__(self, turn: LiveTurn, *, first_block: int, whole: bool) -> str: ...
 
 
+# Renders the last event; it is given the HTML of the blocks that were not yet seen closed.
+FinishedRenderer = Callable[[str], Awaitable[str]]
+
+
 class LiveTurn:
     """One running answer. Owned by the event loop; `app.chat` feeds it, streams read it."""
 
@@ -102,6 +106,12 @@ class LiveTurn:
         self.frames.clear()
         self._tell()
 
+    def unseen(self, first_block: int) -> str:
+        """HTML of the blocks from `first_block` on and of the open one, of all the text."""
+        if self._dirty.is_set():
+            self.render()
+        return "".join(self.closed_blocks[first_block:]) + self.open_block
+
     def join(self) -> None:
         """Count a watcher; the first one starts the rendering."""
         self.watchers += 1
@@ -160,9 +170,7 @@ class TurnHub:
         for turn in self._turns.values():
             turn.changed.set()
 
-    async def watch(
-        self, turn: LiveTurn, finished: Callable[[], Awaitable[str]]
-    ) -> AsyncIterator[bytes]:
+    async def watch(self, turn: LiveTurn, finished: FinishedRenderer) -> AsyncIterator[bytes]:
         """Yield the events of a running turn, then its finished HTML and the close event."""
         turn.join()
         shown_version, shown_blocks, whole = -1, 0, True
@@ -186,13 +194,13 @@ class TurnHub:
         finally:
             turn.leave()
         if turn.finished:
-            yield encode_event(await finished())
+            yield encode_event(await finished(turn.unseen(shown_blocks)))
             yield CLOSE_EVENT
 
 
-async def finished_stream(finished: Callable[[], Awaitable[str]]) -> AsyncIterator[bytes]:
+async def finished_stream(finished: FinishedRenderer) -> AsyncIterator[bytes]:
     """The stream of a turn that had ended before: one final event, then close."""
-    yield encode_event(await finished())
+    yield encode_event(await finished(""))
     yield CLOSE_EVENT
 
 

@@ -14,7 +14,7 @@ from litestar import Request
 from markupsafe import Markup
 
 from app.assets import AssetUrls
-from app.rendering import FinishedHtml
+from app.rendering import FinishedHtml, render_markdown
 from app.security import csrf_token
 from app.streams import LiveTurn
 from sessions.records import Chat, Latency, Message
@@ -124,7 +124,7 @@ class Views:
                 status="running",
                 running=True,
                 turn_id=live.turn_id,
-                html=Markup(self._finished.html(live.text)),
+                html=Markup(render_markdown(live.text)),
                 phase=live.phase,
                 done=live.done,
                 total=live.total,

@@ -62,9 +62,7 @@ async def stop(
     if not is_fragment(request):
         return go_to(request, f"/chats/{chat.id}#message-{message_id}")
     token = csrf_token(request)
-    return html(
-        await pages.ended_fragment(services, chat, message_id, token, "finished_frame.html")
-    )
+    return html(await pages.ended_fragment(services, chat, message_id, token))
 
 
 @get("/turns/{turn_id:str}/events", include_in_schema=False)
@@ -75,8 +73,14 @@ async def events(
     chat, message_id = await _turn(request, services, turn_id)
     token = csrf_token(request)
 
-    async def finished() -> str:
-        return await pages.ended_fragment(services, chat, message_id, token, "finished_frame.html")
+    async def finished(unseen: str) -> str:
+        try:
+            return await pages.ended_fragment(services, chat, message_id, token, unseen=unseen)
+        except DomainError as error:  # the chat was deleted meanwhile
+            problem = problem_of(error)
+            return services.views.fragment(
+                "failed_frame.html", message_id=message_id, problem=problem
+            )
 
     live = services.hub.get(turn_id)
     if live is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -44,3 +45,11 @@ async def server(web_settings: Settings, fake_engine: FakeEngine) -> AsyncIterat
 async def browser(server: Server) -> AsyncIterator[Browser]:
     async with server.browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

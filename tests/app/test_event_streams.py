@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -74,8 +76,8 @@ async def test_first_event_has_everything_later_ones_what_is_new_and_the_last_on
         _, first = await events.next()
         screen.show(first)
         assert screen.answer == render_markdown("First *block*.\n\nSec")
-        turn.say("ond block.\n\n    Third")
-        text = "First *block*.\n\nSecond block.\n\n    Third"
+        turn.say("ond block.\n\nThird\nfour")
+        text = "First *block*.\n\nSecond block.\n\nThird\nfour"
         await answer_of(events, screen, text)
         assert screen.swaps[0] == "innerHTML"
         assert set(screen.swaps[1:]) == {"beforeend"}
@@ -86,6 +88,7 @@ async def test_first_event_has_everything_later_ones_what_is_new_and_the_last_on
     assert close == ("turn-end", "done")
     assert last_name == ""
     screen.show(last)
+    assert screen.announced[-1] == "Third four The answer has ended."
     assert render_markdown(text).strip() in last
     assert "hx-sse:connect" not in last
     assert "first token" in screen.html["message"]
@@ -180,6 +183,23 @@ async def test_a_finished_turn_answers_200_its_end_and_close(
     assert "hx-sse:connect" not in found[0][1]
 
 
+async def test_a_chat_deleted_under_its_watchers_ends_their_streams_with_words(
+    browser: Browser, server: Server
+) -> None:
+    chat_id = await browser.new_chat()
+    await server.engine.next_turn(0)
+    async with browser.events(browser.turn_id) as events:
+        await events.next()
+        repository = server.app.state.services.repository
+        with closing(sqlite3.connect(repository._database.path)) as db:
+            [(user_id,)] = db.execute("SELECT user_id FROM chat").fetchall()
+        await repository.delete_chat(user_id, chat_id)
+        server.engine.turns[0].end()
+        *_, last, close = await events.rest()
+    assert close == ("turn-end", "done")
+    assert "There is no such page." in last[1]
+
+
 async def test_a_watcher_that_leaves_is_forgotten_and_the_turn_goes_on(
     browser: Browser, server: Server
 ) -> None:
@@ -214,7 +234,7 @@ class CountingRenderer(BlockRenderer):
         return super().feed(full_text)
 
 
-async def no_html() -> str:
+async def no_html(_: str) -> str:
     return ""
 
 

@@ -51,7 +51,7 @@ def all_routes(server: Server) -> set[tuple[str, str]]:
     return {
         (method, route.path_format)
         for route in server.app.routes
-        for method in route.methods  # type: ignore[union-attr]
+        for method in route.methods
         if method != "OPTIONS" and not route.path_format.startswith(STATIC)
     }
 

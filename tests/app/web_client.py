@@ -123,7 +123,8 @@ class Events:
         self._lines = response.aiter_lines()
 
     async def next(self) -> tuple[str, str]:
-        name, data = "", []
+        name = ""
+        data: list[str] = []
         async with asyncio.timeout(5):
             async for line in self._lines:
                 if not line:

@@ -1,0 +1,176 @@
+"""Small parts of the web application by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.faults import InvalidField
+from app.latency_charts import percentile, server_charts, turn_charts
+from app.message_text import TITLE_CHARS, clean_text, clean_title, title_of
+from app.submissions import Submissions
+from app.turn_records import history_of
+from app.views import latency_line
+from sessions.records import Latency, Message, TurnLatency
+from tests.app.fake_engine import stats
+
+NOW = datetime(2026, 3, 1, 10, 2, tzinfo=UTC)
+
+
+def latency(**changes: object) -> Latency:
+    return Latency(**msgspec.structs.asdict(stats(**changes)), server_ttft_ms=96.4)
+
+
+def record(at: datetime, **changes: object) -> TurnLatency:
+    return TurnLatency(
+        turn_id="t", chat_id="c", message_id="m", created_at=at, latency=latency(**changes)
+    )
+
+
+def message(role: str, ids: list[int], finish: str | None = None) -> Message:
+    return Message(
+        id="m",
+        chat_id="c",
+        parent_id=None,
+        role=role,  # type: ignore[arg-type]
+        text="",
+        token_ids=ids,
+        status="complete",
+        finish_reason=finish,
+        error=None,
+        created_at=NOW,
+        completed_at=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "computed"),
+    [
+        (message("assistant", [3, 4], "eos"), 4),
+        (message("assistant", [3, 4], "length"), 3),
+        (message("assistant", [3, 4], "stop"), 3),
+        (message("assistant", [3, 4], None), 3),
+        (message("assistant", [], "eos"), 2),
+        (message("assistant", [], None), 0),  # died before the question was read
+        (message("assistant", [], "cancelled"), 0),
+    ],
+)
+def test_only_tokens_that_were_run_count_as_computed(answer: Message, computed: int) -> None:
+    path = [message("user", [1, 2]), answer]
+    assert history_of(path) == ([1, 2, *answer.token_ids], computed)
+
+
+def test_a_cut_answer_in_the_middle_is_history_like_any_other() -> None:
+    path = [
+        message("user", [1]),
+        message("assistant", [2, 3], None),
+        message("user", [4]),
+        message("assistant", [5], "eos"),
+    ]
+    assert history_of(path) == ([1, 2, 3, 4, 5], 5)
+    assert history_of([]) == ([], 0)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_text_is_kept_but_for_crlf(text: str) -> None:
+    if not text.strip():
+        with pytest.raises(InvalidField, match="empty"):
+            clean_text(text, 1000)
+    else:
+        assert clean_text(text, 1000) == text.replace("\r\n", "\n")
+        assert 1 <= len(title_of(text)) <= TITLE_CHARS + 1
+        assert "\n" not in title_of(text)
+
+
+def test_what_cannot_be_stored_is_refused_with_its_place() -> None:
+    with pytest.raises(InvalidField, match=r"lone surrogate U\+D83D at character 2"):
+        clean_text("ab\ud83d", 1000)
+    with pytest.raises(InvalidField, match="NUL at character 1"):
+        clean_title("a\0b")
+    with pytest.raises(InvalidField, match="121 characters"):
+        clean_title("x" * 121)
+    assert clean_title(" a \n b ") == "a b"
+
+
+def test_the_limit_counts_what_is_stored() -> None:
+    assert clean_text("a\r\nb", 3) == "a\nb"
+    with pytest.raises(InvalidField, match=r"4 characters is not allowed; allowed: up to 3"):
+        clean_text("a\nbc", 3)
+
+
+def test_a_title_ends_at_a_word() -> None:
+    title = title_of("word " * 30)
+    assert title == ("word " * 12).strip() + "…"
+    assert title_of("x" * 200) == "x" * TITLE_CHARS + "…"
+
+
+def test_the_line_under_an_answer() -> None:
+    assert latency_line(latency(resident_tokens=0, prefix_tokens=0)) == (
+        "restored 1,204 tokens in 38 ms, first token 96 ms"
+    )
+    fresh = latency(restored_tokens=0, resident_tokens=0, recomputed_tokens=7, prefix_tokens=0)
+    assert latency_line(fresh) == "recomputed 7 tokens, first token 96 ms"
+    unknown = replace(fresh, server_ttft_ms=None)
+    assert latency_line(unknown) == "recomputed 7 tokens"
+    assert latency_line(None) == ""
+
+
+def test_charts_say_what_their_tables_say_and_unknown_is_no_zero() -> None:
+    turns = [record(NOW, itl_p50_ms=None, restored_tokens=0), record(NOW)]
+    charts = {chart.id: chart for chart in turn_charts(turns)}
+    assert [x for x, _ in charts["tokens"].rows()] == ["1", "2"]
+    median, _ = charts["between-tokens"].series
+    assert median.values == [None, 20.0]
+    restore = next(one for one in charts["first-token"].series if one.label == "restore")
+    assert restore.values == [None, 38.2]
+    assert turn_charts([])[0].rows() == []
+
+
+def test_the_servers_charts_sum_up_intervals() -> None:
+    turns = [
+        record(NOW, restored_tokens=10),
+        record(NOW + timedelta(seconds=30), restored_tokens=5),
+        record(NOW + timedelta(minutes=5), restored_tokens=1),
+    ]
+    charts = {chart.id: chart for chart in server_charts(turns)}
+    assert charts["server-turns"].series[0].values == [2, 1]
+    assert charts["server-turns"].x_text == ["2026-03-01 10:00", "2026-03-01 10:05"]
+    restored = next(one for one in charts["server-tokens"].series if one.label == "restored")
+    assert restored.values == [15, 1]
+
+
+def test_percentiles_lie_between_neighbours() -> None:
+    assert percentile([None, 1.0, 3.0, None, 2.0], 50) == 2.0
+    assert percentile([0.0, 100.0], 95) == pytest.approx(95.0)
+    assert percentile([4.0], 95) == 4.0
+    assert percentile([None], 50) is None
+
+
+@pytest.mark.anyio
+async def test_a_form_works_once_but_may_be_tried_again_after_a_failure() -> None:
+    submissions = Submissions()
+    calls = 0
+
+    async def work() -> str:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01)
+        if calls == 1:
+            raise ValueError("not yet")
+        return f"chat {calls}"
+
+    tries = await asyncio.gather(
+        submissions.once("u", "s", work), submissions.once("u", "s", work), return_exceptions=True
+    )
+    assert [type(one) for one in tries] == [ValueError, ValueError]
+    assert calls == 1
+    again = await asyncio.gather(*(submissions.once("u", "s", work) for _ in range(3)))
+    assert again == ["chat 2"] * 3
+    assert await submissions.once("other", "s", work) == "chat 3"
+    assert await submissions.once("u", "", work) == "chat 4"
