@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,11 @@ def make_tiny_model(model_dir: Path, *, num_kv_heads: int, seed: int = 0) -> Pat
     model.lm_head.weight.data *= 8  # logits as wide apart as a trained model's
     model.save_pretrained(model_dir)
     return model_dir
+
+
+def random_ids(count: int, seed: int) -> list[int]:
+    """Ordinary token ids, none of them special."""
+    return random.Random(seed).choices(range(3, 259), k=count)
 
 
 @dataclass

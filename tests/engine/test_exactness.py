@@ -5,20 +5,15 @@ The reference is transformers' own `generate` over the same token ids.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
 from tests.engine.harness import Harness, HarnessFactory, Oracle
+from tests.engine.harness import random_ids as tokens
 
 METHODS = ["hidden", "kv", "recompute"]
 MAX_TOKENS = 12
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    """Ordinary token ids, none of them special."""
-    return random.Random(seed).choices(range(3, 259), k=count)
 
 
 PREFIX = tokens(100, 1)  # ends inside a page
