@@ -1,0 +1,1 @@
+"""Web application: routes, streams, accounts, settings, command line."""
