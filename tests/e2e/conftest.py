@@ -104,3 +104,15 @@ def page(new_context: Callable[..., tuple[BrowserContext, Trouble]]) -> Page:
     """A page of a browser that was never here."""
     context, _ = new_context(viewport={"width": 1280, "height": 800})
     return context.new_page()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[ServerProcess]:
+    """The web application with the scripted engine, and a data directory of its own."""
+    home = tmp_path_factory.mktemp("scripted")
+    script = Path(__file__).with_name("scripted_server.py")
+    process = ServerProcess(
+        [str(script), str(home / "data"), str(model_dir)], home / "log", wait_s=60
+    )
+    yield process
+    process.stop()

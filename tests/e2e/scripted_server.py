@@ -10,8 +10,11 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
+from app.main import create_app
 from app.server import run_server
 from app.settings import load_settings
 from engine.client import Reservation, TurnStream
@@ -94,7 +97,9 @@ class ScriptedEngine:
 
     async def _answer(self, turn: Submit, reservation: Reservation, stream: TurnStream) -> None:
         request = turn.request_id
-        after_text = self._tokenizer.decode(self._tokenizer.user_ids("|", first=True)).split("|")[-1]
+        after_text = self._tokenizer.decode(self._tokenizer.user_ids("|", first=True)).split("|")[
+            -1
+        ]
         asked = self._tokenizer.decode(turn.new_ids).removesuffix(after_text)
         repeated = asked.partition(REPEAT)[2]
         said, pause_s = (repeated, 0.002) if repeated else (LONG_ANSWER, PAUSE_S)
@@ -156,13 +161,10 @@ class ScriptedEngine:
 
 def main(data_dir: Path, model_dir: Path) -> None:
     """Serve on a free port until a signal ends it."""
-    import app.server
-    from app.main import create_app
-
     settings = load_settings({"data_dir": str(data_dir), "model": str(model_dir), "port": "0"})
     upgrade(settings.database_path, settings.backup_dir, print)
-    app.server.create_app = lambda s: create_app(s, engine=ScriptedEngine(model_dir))  # type: ignore[attr-defined]
-    run_server(settings)
+    with patch("app.server.create_app", partial(create_app, engine=ScriptedEngine(model_dir))):
+        run_server(settings)
 
 
 if __name__ == "__main__":

@@ -6,33 +6,19 @@ The engine is scripted here, so that each answer is known and comes at a steady 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from app.rendering import render_markdown
+from tests.e2e.pages import ANSWER, DONE, RUNNING, begin, say
 from tests.e2e.scripted_server import LONG_ANSWER, REPEAT
 from tests.e2e.server_process import ROOT, ServerProcess
 
 Contexts = Callable[..., tuple[BrowserContext, Any]]
-DONE = ".latency-line"
-RUNNING = ".message--running"
-ANSWER = ".message--assistant"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[ServerProcess]:
-    home = tmp_path_factory.mktemp("scripted")
-    script = Path(__file__).with_name("scripted_server.py")
-    process = ServerProcess(
-        [str(script), str(home / "data"), str(model_dir)], home / "log", wait_s=60
-    )
-    yield process
-    process.stop()
 
 
 def shown(page: Page, number: int = 0) -> str:
@@ -56,24 +42,10 @@ def expected(markdown: str) -> str:
     return re.sub(r"\s+", "", unescape(re.sub(r"<[^>]+>", "", render_markdown(markdown))))
 
 
-def begin(page: Page, text: str) -> None:
-    page.goto("/")
-    page.fill("#composer-text", text)
-    page.press("#composer-text", "Enter")
-    page.wait_for_url(re.compile(r"/chats/[0-9a-f]+"))
-
-
-def say(page: Page, text: str) -> None:
-    turns = page.locator(DONE).count()
-    page.fill("#composer-text", text)
-    page.press("#composer-text", "Enter")
-    expect(page.locator(DONE)).to_have_count(turns + 1)
-
-
 def test_an_answer_grows_survives_a_reload_and_is_there_once(page: Page) -> None:
     begin(page, "Tell me everything")
     expect(page.locator(RUNNING)).to_have_count(1)
-    lengths = []
+    lengths: list[int] = []
     for _ in range(4):
         page.wait_for_function(
             "(before) => document.querySelector('.message--running')?.textContent.length > before",
@@ -285,7 +257,7 @@ def test_pages_are_accessible(new_context: Contexts, scheme: str) -> None:
     for path in (chat, "/", "/latency", f"{chat}/latency"):
         page.goto(path)
         page.evaluate(AXE.read_text())
-        result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        result = page.evaluate("axe.run(document, {preload: false})")
         for violation in result["violations"]:
             for node in violation["nodes"]:
                 faults.append((path, violation["id"], node["html"][:120]))
