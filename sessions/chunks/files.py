@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -18,12 +20,34 @@ _SUFFIX = ".chunks"
 _CHUNK_FILE = re.compile(r"[0-9a-f]{32}\.chunks")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OpenFile:
     """A chunk file open for reading; `direct` when reads bypass the page cache."""
 
     fd: int
     direct: bool
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Bytes read at `offset`, 0 at the end. Buffer and offset are 4 KiB aligned.
+
+        Raises OSError.
+        """
+        try:
+            return os.preadv(self.fd, [buffer], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self.direct:
+                raise
+        # the file system took the flag and does not do it
+        flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        self.direct = False
+        return os.preadv(self.fd, [buffer], offset)
+
+    def leave_no_trace(self, offset: int, num_bytes: int) -> None:
+        """Have the page cache drop what was read."""
+        if not self.direct:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self.fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 class ChunkFiles:

@@ -18,8 +18,9 @@ from sessions.chunks.layout import (
     header_bytes,
     parse_layout,
 )
+from sessions.chunks.layout import VERSION as FORMAT_VERSION
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 100 * FORMAT_VERSION + 1  # files of another format are of no use
 _SCHEMA = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE owner(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,"

@@ -207,14 +207,11 @@ class ReadStream:
         try:
             while done < request.num_bytes:
                 part = buffer.view[done : request.num_bytes]
-                num = os.preadv(self._file.fd, [part], request.offset + done)
+                num = self._file.read_into(part, request.offset + done)
                 if not num:
                     break
                 done += num
-            if not self._file.direct:
-                os.posix_fadvise(
-                    self._file.fd, request.offset, request.num_bytes, os.POSIX_FADV_DONTNEED
-                )
+            self._file.leave_no_trace(request.offset, request.num_bytes)
         except OSError as error:
             return done, f"cannot be read: {error}"
         return done, ""

@@ -98,12 +98,13 @@ class StoreState:
     def rebuild_index(self) -> None:
         """Make the index anew from the files, after SQLite found it damaged."""
         log.warning("chunk store: the index is damaged and is made anew from the files")
-        report = CheckReport()
         with self.catalog.lock:
+            self.catalog.damaged = True  # `find` does without, meanwhile
             self.reader_index.close()
-            self.index.close()
-            self.index = rebuild(self.files, report)
-            self.reader_index = Index(self.files.index_path)
+        self.index.close()
+        self.index = rebuild(self.files, CheckReport())
+        self.reader_index = Index(self.files.index_path)
+        with self.catalog.lock:
             self.catalog.reload_with(self.reader_index.load)
         self.recount()
         self.audit_due = False

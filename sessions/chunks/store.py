@@ -148,7 +148,9 @@ class ChunkStore:
                 log.warning("chunk store: %s", error)
             for ref in ours:
                 if file is None or entry is None:
-                    outcomes.append(LoadedStripe(ref, None, "its file is missing"))
+                    outcomes.append(
+                        LoadedStripe(ref, None, "its file is missing or cannot be opened")
+                    )
                 elif ref.file == entry.file:
                     # also a stripe superseded since: its bytes are still there
                     outcomes.append(Located.of(owner, ref, ref.stripe, ref.offset))

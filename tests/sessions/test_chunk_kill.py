@@ -24,6 +24,7 @@ from tests.sessions.chunk_support import (
     bytes_on_disk,
     chunk_files,
     end,
+    memory_directory,
     restore,
     save,
     token_ids,
@@ -33,7 +34,6 @@ TRUNK = token_ids(1, 150)
 BRANCH = np.concatenate([TRUNK[:30], token_ids(2, 4)])
 PREFIX = token_ids(3, 40)
 OTHER = token_ids(4, 128)
-MEMORY = Path("/dev/shm")
 CAP = 7 * STRIPE_BYTES
 
 
@@ -96,12 +96,8 @@ def life(dirs: list[Path], hook: Callable[[str], None]) -> dict[str, list[bool]]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: the many syncs here need no disk."""
-    if not os.access(MEMORY, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        yield Path(name)
+    with memory_directory(tmp_path) as directory:
+        yield directory
 
 
 def all_steps() -> list[str]:

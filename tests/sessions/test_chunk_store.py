@@ -19,6 +19,7 @@ from tests.sessions.chunk_support import (
     bytes_on_disk,
     chunk_files,
     end,
+    memory_directory,
     restore,
     rows,
     save,
@@ -272,8 +273,8 @@ def test_a_smaller_cap_is_obeyed_at_start(tmp_path: Path) -> None:
 
 
 def test_opening_does_not_read_or_examine_what_idle_chats_have(tmp_path: Path) -> None:
-    def work(owners: int) -> tuple[int, int, int]:
-        root = tmp_path / str(owners)
+    def work(owners: int, parent: Path) -> tuple[int, int, int]:
+        root = parent / str(owners)
         root.mkdir()
         for n in range(owners):
             write_unindexed(root, f"c-{n:x}", token_ids(n, 3))
@@ -294,7 +295,8 @@ def test_opening_does_not_read_or_examine_what_idle_chats_have(tmp_path: Path) -
         assert assert_clean([root]).owners == owners
         return counted
 
-    assert work(10) == work(10_000)
+    with memory_directory(tmp_path) as directory:
+        assert work(10, directory) == work(10_000, directory)
 
 
 def test_a_directory_has_one_store_at_a_time(tmp_path: Path) -> None:
