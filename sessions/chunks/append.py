@@ -92,6 +92,10 @@ def write_group(state: StoreState, group: Sequence[Append]) -> None:
         synced = _sync_new_names(state, synced)
         if synced:
             _commit(state, synced)
+    except (sqlite3.Error, OSError):
+        for job in jobs.values():
+            _undo(state, job)
+        raise
     finally:
         with state.catalog.lock:
             state.catalog.busy = set()
@@ -222,22 +226,18 @@ def _write_stripe(job: _FileJob, append: Append, stripe: Stripe) -> None:
 def _commit(state: StoreState, jobs: Sequence[_FileJob]) -> None:
     """Enter what was written into the index, then into memory. Raises sqlite3.Error."""
     live: dict[str, tuple[OwnerEntry, list[Stripe]]] = {}
-    try:
-        state.hook("commit")
-        with state.index.transaction():
-            for job in jobs:
-                live[job.owner] = _enter(state, job)
-            state.flush_touched()
-    except (sqlite3.Error, OSError):
+    state.hook("commit")
+    with state.index.transaction():
         for job in jobs:
-            _undo(state, job)
-        raise
+            live[job.owner] = _enter(state, job)
+        state.flush_touched()
     with state.catalog.lock:
         for job in jobs:
             entry, stripes = live[job.owner]
             entry.file, entry.size, entry.stripes = job.file, job.size, {}
             for stripe in stripes:
-                entry.add(stripe)
+                if stripe.id not in state.catalog.rejected:
+                    entry.add(stripe)
             state.catalog.put(entry)
             if job.size > 2 * entry.live:
                 state.wasteful.add(job.owner)
@@ -246,8 +246,10 @@ def _commit(state: StoreState, jobs: Sequence[_FileJob]) -> None:
         state.used += grown
         state.reserved -= grown
         os.close(job.fd)
+        job.fd = -1
         for append, _ in job.appends:
             append.durable = append.written = True
+        job.appends = []
     state.hook("committed")
 
 
@@ -273,6 +275,9 @@ def _enter(state: StoreState, job: _FileJob) -> tuple[OwnerEntry, list[Stripe]]:
 
 def _undo(state: StoreState, job: _FileJob) -> None:
     """Cut the file back to what the index knows, or remove it; give the reservation back."""
+    _release(state, job)
+    if job.fd < 0:
+        return
     try:
         if job.entry is not None:
             os.ftruncate(job.fd, job.before)
@@ -282,7 +287,7 @@ def _undo(state: StoreState, job: _FileJob) -> None:
         state.recount()
     finally:
         os.close(job.fd)
-    _release(state, job)
+        job.fd = -1
 
 
 def _release(state: StoreState, job: _FileJob) -> None:

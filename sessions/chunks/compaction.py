@@ -45,10 +45,11 @@ def _last_used(state: StoreState, owner: str) -> int:
 
 def _rewrite(state: StoreState, entry: OwnerEntry, stripes: list[Stripe], live: int) -> None:
     old_file, old_size = entry.file, entry.size
-    source = state.files.open_write(old_file)
     name, target = state.files.create_beside(old_file)
+    source = -1
     state.reserved += live
     try:
+        source = state.files.open_write(old_file)
         offsets = _copy(state, source, target, stripes)
         state.hook("compact.fsync")
         os.fsync(target)
@@ -65,8 +66,9 @@ def _rewrite(state: StoreState, entry: OwnerEntry, stripes: list[Stripe], live: 
         raise
     finally:
         state.reserved -= live
-        os.close(source)
         os.close(target)
+        if source >= 0:
+            os.close(source)
     with state.catalog.lock:
         entry.file, entry.size = name, live
         for stripe in stripes:

@@ -18,6 +18,7 @@ from sessions.chunks.state import StoreState
 log = logging.getLogger(__name__)
 
 _MAX_GROUP_FILES = 64  # open at once
+_MAX_GROUP_BYTES = 32 << 20  # what the caller gets back only when the group is durable
 _IDLE_S = 0.5  # seconds without work before a file is compacted
 
 
@@ -152,9 +153,11 @@ class Writer:
         """Appends at the head of the batch that are made durable together."""
         group: list[Append] = []
         owners: set[str] = set()
+        num_bytes = 0
         while self._batch and isinstance(operation := self._batch[0], Append):
             owners.add(operation.owner)
-            if len(owners) > _MAX_GROUP_FILES:
+            num_bytes += operation.layout.payload_bytes
+            if group and (len(owners) > _MAX_GROUP_FILES or num_bytes > _MAX_GROUP_BYTES):
                 break
             group.append(operation)
             self._batch.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,29 @@ def test_a_failing_disk_drops_stripes_and_the_store_goes_on(
     assert results.count(False) == failed
     assert restore(store, "c-1", IDS) == 200
     assert restore(store, "c-2", IDS) == 200
+    end(store, [tmp_path])
+
+
+def test_an_index_that_takes_no_eviction_costs_the_stripe_only(tmp_path: Path) -> None:
+    failing = False
+
+    def hook(name: str) -> None:
+        if failing and name == "delete.commit":
+            raise sqlite3.OperationalError("database or disk is full")
+
+    store = ChunkStore([tmp_path], 4 * STRIPE_BYTES, hook=hook)
+    save(store, "c-1", IDS)
+    assert store.flush(10.0)
+    failing = True
+    results: list[bool] = []
+    save(store, "c-2", IDS, done=results.append)
+    assert store.flush(10.0)
+    assert results == [False] * 4
+    assert restore(store, "c-1", IDS) == 200
+    failing = False
+    save(store, "c-2", IDS, done=results.append)
+    assert store.flush(10.0)
+    assert results[4:] == [True] * 4
     end(store, [tmp_path])
 
 
