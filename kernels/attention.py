@@ -20,7 +20,8 @@ from torch import Tensor
 from kernels import attention_cpu as cpu
 from kernels.attention_tile import BF16_DOT, BF16_WIDENED, FP32, MAX_ROWS, scratch_floats
 from kernels.attention_tile import PAGE_SIZE as PAGE_SIZE
-from kernels.rows_cpu import merge_rows
+from kernels.parallel import num_threads
+from kernels.rows_cpu import MERGE, merge_rows
 from kernels.vector_ir import HAS_BF16_DOT
 
 State = tuple[Tensor, Tensor]  # (out, lse) of one part
@@ -149,20 +150,21 @@ def _run(
         kind, width = BF16_DOT if HAS_BF16_DOT else BF16_WIDENED, 2
     else:
         raise ValueError(f"{q.dtype} is not supported: fp32 or bf16")
-    threads = torch.get_num_threads()
+    threads = num_threads()
     common = (
         kind, q.data_ptr(), q.stride(0) * width, k_cache.data_ptr(), v_cache.data_ptr(),
         heads, kv_heads, dim, scale * _LOG2E,
     )  # fmt: skip
     results = (rows, out.data_ptr(), lse.data_ptr(), _scratch.get(threads, dim), threads)
+    part = cpu.PART.address
     if isinstance(table, tuple):
         page_table, seq_lens = table
         pages = page_table.data_ptr()
-        cpu.run_rows(*common, seq_lens.data_ptr(), pages, page_table.stride(0), *results)
+        cpu.run_rows(*common, seq_lens.data_ptr(), pages, page_table.stride(0), *results, part)
     elif table.num_rows != rows:
         raise ValueError(f"q has {rows} rows, its metadata {table.num_rows}")
     else:
-        cpu.run_spans(*common, table.spans, table.pages.ctypes.data, *results)
+        cpu.run_spans(*common, table.spans, table.pages.ctypes.data, *results, part)
 
 
 def prefix_attention(
@@ -230,7 +232,8 @@ def merge_states(states: Sequence[State], result: Tensor) -> None:
     if len(states) == 1:
         result.copy_(out.view(result.shape))
         return
-    rows, dim, threads = lse.numel(), out.shape[-1], torch.get_num_threads()
+    rows, dim, threads = lse.numel(), out.shape[-1], num_threads()
+    part = MERGE.address
     for other, other_lse in states[1:-1]:
         merged, merged_lse = torch.empty_like(out), torch.empty_like(lse)
         merge_rows(
@@ -244,6 +247,7 @@ def merge_states(states: Sequence[State], result: Tensor) -> None:
             rows,
             dim,
             threads,
+            part,
         )
         out, lse = merged, merged_lse
     other, other_lse = states[-1]
@@ -258,4 +262,5 @@ def merge_states(states: Sequence[State], result: Tensor) -> None:
         rows,
         dim,
         threads,
+        part,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import carray  # type: ignore[attr-defined]
 
 from kernels.attention_tile import (
     CHUNK_SUMS,
@@ -28,7 +28,9 @@ from kernels.attention_tile import (
     scratch_floats,
     segment,
 )
-from kernels.vector_ir import LANES, load_i32
+from kernels.parallel import Worker, gomp_parallel, thread_number
+from kernels.rows_cpu import word
+from kernels.vector_ir import LANES, int64_pointer, load_f64, load_i32, store_f64
 
 UNMASKED = 1 << 40  # a span's causal base when its rows see all keys
 
@@ -124,26 +126,29 @@ def _merge_parts(parts, scratch, size, dim, group, heads, out, lse):  # type: ig
         _finish_part(parts[whole // 2, whole % 2], place, dim, group, heads, out, lse)
 
 
-@njit(cache=True, parallel=True, error_model="numpy")
-def _share_out(  # type: ignore[no-untyped-def]
-    kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, pages, out, lse, narrow, cost,
-    scratch, size, parts, threads,
-):
-    for t in prange(threads):
-        _share(
-            kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, pages, out, lse, narrow, t *
-            cost // threads, (t + 1) * cost // threads, scratch + 4 * t * size, parts[t],
-        )
+def _part(a):  # type: ignore[no-untyped-def]
+    threads, cost, size, count = word(a, 0), word(a, 1), word(a, 2), word(a, 3)
+    t = np.int64(thread_number())
+    _share(
+        word(a, 6), word(a, 7), word(a, 8), word(a, 9), word(a, 10), word(a, 11), word(a, 12),
+        word(a, 13), np.float32(load_f64(a + 32)), carray(int64_pointer(word(a, 14)), (count, 5)),
+        word(a, 15), word(a, 16), word(a, 17), word(a, 18) != 0,
+        t * cost // threads, (t + 1) * cost // threads, word(a, 19) + 4 * t * size,
+        carray(int64_pointer(word(a, 5) + t * 8 * 18), (3, 6)),
+    )
+
+
+PART = Worker(_part)
 
 
 @jit
 def run_spans(  # type: ignore[no-untyped-def]
     kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, spans, pages, num_rows, out, lse,
-    scratch, threads,
+    scratch, threads, part,
 ):
     """All spans: int64 [S, 5] of row start, row stop, keys, causal base, first entry in pages.
 
-    q, k, v, pages (int32), out, lse, scratch: addresses; q_row bytes; slope: the scale times
+    q, k, v, pages (int32), out, lse, scratch, part: addresses; q_row bytes; slope: the scale times
     log2(e). A row r of a span sees keys j <= base + r. Rows in no span get out = 0, lse = -inf.
     """
     group = heads // kv_heads
@@ -170,17 +175,21 @@ def run_spans(  # type: ignore[no-untyped-def]
             narrow, 0, cost, scratch, parts[0],
         )
         return
-    _share_out(
-        kind, q, q_row, k, v, heads, kv_heads, dim, np.float32(slope), spans, pages, out, lse,
-        narrow, cost, scratch, size, parts, threads,
-    )
+    a = np.array((
+        threads, cost, size, spans.shape[0], 0, np.int64(parts.ctypes.data), kind, q, q_row,
+        k, v, heads, kv_heads, dim, np.int64(spans.ctypes.data), pages, out, lse,
+        np.int64(narrow), scratch,
+    ))
+    store_f64(a.ctypes.data + 32, slope)
+    gomp_parallel(part, a.ctypes.data, threads, 0)
+    a[0] = 0  # numba frees an array after its last use: not before the call ends
     _merge_parts(parts, scratch, size, dim, group, heads, out, lse)
 
 
 @jit
 def run_rows(  # type: ignore[no-untyped-def]
     kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, seq_lens, pages, table_row, num_rows,
-    out, lse, scratch, threads,
+    out, lse, scratch, threads, part,
 ):
     """One span per row: addresses of seq_lens int32 [B] and of pages int32 [B, table_row]."""
     spans = np.empty((num_rows, 5), np.int64)
@@ -192,5 +201,5 @@ def run_rows(  # type: ignore[no-untyped-def]
         spans[row, 4] = row * table_row
     run_spans(
         kind, q, q_row, k, v, heads, kv_heads, dim, slope, spans, pages, num_rows, out, lse,
-        scratch, threads,
+        scratch, threads, part,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.rows_cpu import norm_rows, silu_rows
+from kernels.parallel import num_threads
+from kernels.rows_cpu import NORM, SILU, norm_rows, silu_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
@@ -46,7 +47,8 @@ def _norm(adds: bool, x: Tensor, residual: Tensor, weight: Tensor, eps: float, o
         rows,
         dim,
         eps,
-        torch.get_num_threads(),
+        num_threads(),
+        NORM.address,
     )
 
 
@@ -71,6 +73,7 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         out.data_ptr(),
         rows,
         dim,
-        torch.get_num_threads(),
+        num_threads(),
+        SILU.address,
     )
     return out

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernels.elementwise import rms_norm
 from kernels.linear import PackedLinear
-from kernels.rows_cpu import copy_rows, write_rows
+from kernels.parallel import num_threads
+from kernels.rows_cpu import WRITE, copy_rows, write_rows
 
 
 def rope_table(inv_freq: Tensor, max_positions: int, attention_scaling: float = 1.0) -> Tensor:
@@ -64,7 +65,8 @@ def write_kv(
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         rows,
-        torch.get_num_threads(),
+        num_threads(),
+        WRITE.address,
     )
 
 

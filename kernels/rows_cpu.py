@@ -12,8 +12,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
+from kernels.parallel import Worker, gomp_parallel, thread_number
 from kernels.row_ir import (
     copy_row,
     rms_norm_row,
@@ -21,11 +22,16 @@ from kernels.row_ir import (
     silu_mul_row,
     weighted_sum_row,
 )
-from kernels.vector_ir import load_f32, load_i64, store_f32
+from kernels.vector_ir import load_f32, load_f64, load_i64, store_f32, store_f64
 
 _jit = njit(cache=True, error_model="numpy")
-_parallel = njit(cache=True, parallel=True, error_model="numpy")
 SERIAL_BYTES = 1 << 16  # below this a second thread costs more than it does
+
+
+@_jit
+def word(address, index):  # type: ignore[no-untyped-def]
+    """Entry of an int64 array."""
+    return load_i64(address + 8 * index)
 
 
 @_jit
@@ -50,22 +56,32 @@ def _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps):  
             rms_norm_row(0, 0, a, r, weight, o, dim // 16, inverse, eps)
 
 
-@_parallel
-def _norm_all(bf16, adds, x, x_row, residual, weight, out, rows, dim, eps, threads):  # type: ignore[no-untyped-def]
-    for t in prange(threads):
-        first, last = _share(rows, t, threads)
-        _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps)
+def _norm_part(a):  # type: ignore[no-untyped-def]
+    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    eps = load_f64(a + 16)
+    _norm(
+        word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9), first,
+        last, word(a, 10), eps,
+    )
+
+
+NORM = Worker(_norm_part)
 
 
 @_jit
 def norm_rows(  # type: ignore[no-untyped-def]
-    bf16: Any, adds, x, x_row, residual, weight, out, rows, dim, eps, threads
+    bf16: Any, adds, x, x_row, residual, weight, out, rows, dim, eps, threads, part
 ):
     """RMS norm of every row; adds: of x + residual, which is written to residual."""
     if threads == 1 or rows * dim * 2 < SERIAL_BYTES:
         _norm(bf16, adds, x, x_row, residual, weight, out, 0, rows, dim, eps)
     else:
-        _norm_all(bf16, adds, x, x_row, residual, weight, out, rows, dim, eps, threads)
+        a = np.array(
+            (rows, threads, 0, np.int64(bf16), np.int64(adds), x, x_row, residual, weight, out, dim)
+        )
+        store_f64(a.ctypes.data + 16, eps)
+        gomp_parallel(part, a.ctypes.data, threads, 0)
+        a[0] = 0  # numba frees an array after its last use: not before the call ends
 
 
 @_jit
@@ -79,20 +95,23 @@ def _silu(bf16, x, x_row, out, first, last, dim):  # type: ignore[no-untyped-def
             silu_mul_row(0, gate, gate + size * dim, o, dim // 16)
 
 
-@_parallel
-def _silu_all(bf16, x, x_row, out, rows, dim, threads):  # type: ignore[no-untyped-def]
-    for t in prange(threads):
-        first, last = _share(rows, t, threads)
-        _silu(bf16, x, x_row, out, first, last, dim)
+def _silu_part(a):  # type: ignore[no-untyped-def]
+    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    _silu(word(a, 3), word(a, 4), word(a, 5), word(a, 6), first, last, word(a, 7))
+
+
+SILU = Worker(_silu_part)
 
 
 @_jit
-def silu_rows(bf16: Any, x, x_row, out, rows, dim, threads):  # type: ignore[no-untyped-def]
+def silu_rows(bf16: Any, x, x_row, out, rows, dim, threads, part):  # type: ignore[no-untyped-def]
     """cast(silu(gate)) * up; dim is that of the output."""
     if threads == 1 or rows * dim * 2 < SERIAL_BYTES // 4:
         _silu(bf16, x, x_row, out, 0, rows, dim)
     else:
-        _silu_all(bf16, x, x_row, out, rows, dim, threads)
+        a = np.array((rows, threads, 0, np.int64(bf16), x, x_row, out, dim))
+        gomp_parallel(part, a.ctypes.data, threads, 0)
+        a[0] = 0  # numba frees an array after its last use: not before the call ends
 
 
 @_jit
@@ -119,20 +138,28 @@ def _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim):  # typ
             store_f32(lse + 4 * i, level)
 
 
-@_parallel
-def _merge_all(bf16, one, one_lse, two, two_lse, out, lse, rows, dim, threads):  # type: ignore[no-untyped-def]
-    for t in prange(threads):
-        first, last = _share(rows, t, threads)
-        _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim)
+def _merge_part(a):  # type: ignore[no-untyped-def]
+    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    _merge(
+        word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9), first,
+        last, word(a, 10),
+    )
+
+
+MERGE = Worker(_merge_part)
 
 
 @_jit
-def merge_rows(bf16: Any, one, one_lse, two, two_lse, out, lse, rows, dim, threads):  # type: ignore[no-untyped-def]
+def merge_rows(bf16: Any, one, one_lse, two, two_lse, out, lse, rows, dim, threads, part):  # type: ignore[no-untyped-def]
     """Merge two states of `rows` (tokens * heads) rows; lse = 0: the merged lse is not wanted."""
     if threads == 1 or rows * dim * 4 < SERIAL_BYTES:
         _merge(bf16, one, one_lse, two, two_lse, out, lse, 0, rows, dim)
     else:
-        _merge_all(bf16, one, one_lse, two, two_lse, out, lse, rows, dim, threads)
+        a = np.array(
+            (rows, threads, 0, np.int64(bf16), one, one_lse, two, two_lse, out, lse, dim)
+        )
+        gomp_parallel(part, a.ctypes.data, threads, 0)
+        a[0] = 0  # numba frees an array after its last use: not before the call ends
 
 
 @_jit
@@ -167,23 +194,22 @@ def _write(  # type: ignore[no-untyped-def]
         copy_row(v + i * v_row, v_cache + slot, kv_heads * size)
 
 
-@_parallel
-def _write_all(  # type: ignore[no-untyped-def]
-    bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots, k_cache,
-    v_cache, rows, threads,
-):
-    for t in prange(threads):
-        first, last = _share(rows, t, threads)
-        _write(
-            bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
-            k_cache, v_cache, first, last,
-        )
+def _write_part(a):  # type: ignore[no-untyped-def]
+    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    _write(
+        word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9),
+        word(a, 10), word(a, 11), word(a, 12), word(a, 13), word(a, 14), word(a, 15),
+        word(a, 16), word(a, 17), first, last,
+    )
+
+
+WRITE = Worker(_write_part)
 
 
 @_jit
 def write_rows(  # type: ignore[no-untyped-def]
     bf16: Any, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
-    k_cache, v_cache, rows, threads,
+    k_cache, v_cache, rows, threads, part,
 ):
     """Rotate q in place (heads = 0: no q) and k, and scatter k and v to their slots."""
     if threads == 1 or rows * (heads + 2 * kv_heads) * dim * 2 < SERIAL_BYTES:
@@ -192,10 +218,12 @@ def write_rows(  # type: ignore[no-untyped-def]
             k_cache, v_cache, 0, rows,
         )
     else:
-        _write_all(
-            bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
-            k_cache, v_cache, rows, threads,
-        )
+        a = np.array((
+            rows, threads, 0, np.int64(bf16), q, q_row, heads, k, k_row, v, v_row, kv_heads, dim,
+            table, positions, slots, k_cache, v_cache,
+        ))
+        gomp_parallel(part, a.ctypes.data, threads, 0)
+        a[0] = 0  # numba frees an array after its last use: not before the call ends
 
 
 @_jit

@@ -15,6 +15,8 @@ from numba.core import cgutils as numba_cgutils
 from numba.core import types
 from numba.extending import intrinsic
 
+from kernels import compile_cache as compile_cache  # before any function is compiled
+
 cgutils: Any = numba_cgutils  # untyped
 
 LANES = 16
@@ -312,6 +314,16 @@ def scaled_add(context, one, one_factor, two, two_factor, vectors):  # type: ign
     return types.void(*[types.int64] * 5), codegen
 
 
+@vector_intrinsic
+def int64_pointer(context, address):  # type: ignore[no-untyped-def]
+    """The address as a pointer, for carray."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return ir_pointer(builder, args[0], I64)
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
 def _memory(kind: Any, numba_type: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     @vector_intrinsic
     def load(context, address):  # type: ignore[no-untyped-def]
@@ -335,3 +347,4 @@ load_u16, store_u16 = _memory(I16, types.uint16)
 load_i32, store_i32 = _memory(I32, types.int32)
 load_i64, store_i64 = _memory(I64, types.int64)
 load_f32, store_f32 = _memory(F32, types.float32)
+load_f64, store_f64 = _memory(ir.DoubleType(), types.float64)

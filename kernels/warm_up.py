@@ -4,6 +4,42 @@ from __future__ import annotations
 
 import torch
 
+from kernels.attention import (
+    PAGE_SIZE,
+    PrefillMeta,
+    PrefixGroups,
+    decode_attention,
+    merge_states,
+    prefill_attention,
+    prefix_attention,
+)
+from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
+from kernels.kv import copy_kv, gather_kv, rope_table, write_kv
+
 
 def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
-    """Make all kernels ready for this dtype (fp32 or bf16) and head size."""
+    """Make all kernels ready for this dtype (fp32 or bf16) and head size.
+
+    About a minute when nothing is compiled yet, about a second from the cache on disk.
+    """
+    rows, heads = 2, 2
+    q = torch.zeros(rows, heads, head_dim, dtype=dtype)
+    k_cache, v_cache = (torch.zeros(PAGE_SIZE, heads, head_dim, dtype=dtype) for _ in range(2))
+    slots = torch.arange(rows)
+    table = rope_table(torch.ones(head_dim // 2), rows)
+    write_kv(q, q, q, table, slots, slots, k_cache, v_cache)
+    saved = torch.empty(rows, 2 * heads * head_dim, dtype=dtype)
+    gather_kv(slots, k_cache, v_cache, saved)
+    copy_kv(saved, slots, k_cache, v_cache)
+    state = (torch.empty(rows, heads, head_dim), torch.empty(rows, heads))
+    pages, lens = torch.zeros(rows, 1, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
+    groups = PrefixGroups.build([(0, rows, [0], rows)], rows)
+    prefix_attention(q, k_cache, v_cache, groups, 1.0, *state)
+    prefill = PrefillMeta.build([0, rows], [[0]], [rows])
+    prefill_attention(q, k_cache, v_cache, prefill, 1.0, *state)
+    decode_attention(q, k_cache, v_cache, pages, lens, 1.0, *state)
+    merge_states([state, state], q)
+    wide = q.view(rows, heads * head_dim)
+    weight = torch.ones(heads * head_dim, dtype=dtype)
+    add_rms_norm(rms_norm(wide, weight, 1e-5), wide, weight, 1e-5)
+    silu_mul(wide)
