@@ -207,6 +207,71 @@
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
 
+  // -- Tabs in step: one that changed something tells the others; each looks again when it is seen.
+
+  const LOOK_AGAIN_MS = 5_000;
+  const tabs = new BroadcastChannel("rejoinder");
+  let hiddenAt = null;
+  let outdated = false;
+  let looking = false;
+
+  const messageStates = (root) =>
+    Array.from(root.querySelectorAll(".message"), (one) => `${one.id} ${one.dataset.status ?? ""}`).join();
+
+  const take = (fresh, id) => {
+    const [old, made] = [document.getElementById(id), fresh.getElementById(id)];
+    if (!old || !made) return;
+    old.replaceWith(document.adoptNode(made));
+    htmx.process(made);
+  };
+
+  const lookAgain = async () => {
+    if (looking || document.visibilityState !== "visible") return;
+    [looking, outdated] = [true, false];
+    try {
+      const response = await fetch(location.pathname, { headers: { Accept: "text/html" } });
+      if (response.ok) {
+        const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+        if (!document.querySelector(".chat-menu[open]")) take(fresh, "chat-list");
+        const title = fresh.getElementById("chat-title");
+        if (title) document.getElementById("chat-title").textContent = title.textContent;
+        const talk = scroller();
+        const newTalk = fresh.getElementById("conversation");
+        if (talk && newTalk && messageStates(talk) !== messageStates(newTalk)) {
+          talk.replaceChildren(...newTalk.children);
+          htmx.process(talk);
+          take(fresh, "composer-controls");
+        }
+        dress();
+      } else if (response.status === 404) {
+        const notice = document.getElementById("notice");
+        if (notice) notice.textContent = "This chat is gone: it was deleted.";
+      }
+    } catch {
+      outdated = true; // offline; the next look will tell
+    } finally {
+      looking = false;
+    }
+    if (outdated) setTimeout(lookAgain, LOOK_AGAIN_MS);
+  };
+
+  tabs.addEventListener("message", () => {
+    outdated = true;
+    lookAgain();
+  });
+
+  const tellTabs = () => tabs.postMessage("changed");
+
+  document.addEventListener("htmx:after:request", (event) => {
+    const { request, response } = event.detail.ctx;
+    if (request.method === "POST" && response.status < 400) tellTabs();
+  });
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "hidden") hiddenAt = performance.now();
+    else if (outdated || performance.now() - (hiddenAt ?? Infinity) > LOOK_AGAIN_MS) lookAgain();
+  });
+
   // -- Begin, and again after each piece of new HTML.
 
   const dress = () => {

@@ -242,6 +242,35 @@ def test_an_old_tab_still_sends_after_another_one_signed_in(new_context: Context
     expect(old.locator(DONE)).to_have_count(1)
 
 
+def test_two_tabs_of_one_browser_stay_in_step(new_context: Contexts) -> None:
+    context, trouble = new_context()
+    first, second = context.new_page(), context.new_page()
+    begin(first, f"{REPEAT}one")
+    expect(first.locator(DONE)).to_have_count(1)
+    second.goto(first.url)
+    second.fill("#composer-text", "a draft")
+    first.fill("#composer-text", "Tell me everything")
+    first.press("#composer-text", "Enter")
+    expect(second.locator(RUNNING)).to_have_count(1)
+    for page in (first, second):
+        expect(page.locator(DONE)).to_have_count(2)
+        assert shown(page, 1) == expected(LONG_ANSWER)
+        assert page.locator(".message").count() == 4
+    expect(second.locator("#composer-text")).to_have_value("a draft")
+    second.press("#composer-text", "Control+A")
+    say(second, f"{REPEAT}three")
+    expect(first.locator(DONE)).to_have_count(3)
+    first.click(".chat-menu__toggle")
+    first.fill(".chat-menu__title", "Renamed")
+    first.press(".chat-menu__title", "Enter")
+    expect(second.locator(".chat__title")).to_have_text("Renamed")
+    trouble.expected.append(re.compile("404"))
+    first.on("dialog", lambda dialog: dialog.accept())
+    first.click(".chat-menu__toggle")
+    first.click(".chat-menu__form .button--danger")
+    expect(second.locator("#notice")).to_contain_text("deleted")
+
+
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 
 
