@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from sessions.chunks.catalog import OwnerEntry, Stripe, live_stripes
 from sessions.chunks.files import ChunkFiles
-from sessions.chunks.index import Index, OwnerRow
+from sessions.chunks.index import Index
 from sessions.chunks.report import CheckReport
+from sessions.chunks.rows import OwnerRow
 from sessions.chunks.scan import Found, scan_file
 
 

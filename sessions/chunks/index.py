@@ -5,20 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from sessions.chunks.catalog import OwnerEntry, Stripe
-from sessions.chunks.layout import (
-    ALIGN,
-    DIGEST_BYTES,
-    MAX_TOKENS,
-    Layout,
-    align_up,
-    header_bytes,
-    parse_layout,
-)
 from sessions.chunks.layout import VERSION as FORMAT_VERSION
+from sessions.chunks.layout import Layout, parse_layout
+from sessions.chunks.rows import OwnerRow, is_shared, owner_row, stripe_sound
 
 SCHEMA_VERSION = 100 * FORMAT_VERSION + 1  # files of another format are of no use
 _SCHEMA = (
@@ -42,64 +34,6 @@ _LOAD_STRIPES = (
     "SELECT s.id, s.offset, s.total, f.digest, s.start, s.parent, s.ids, s.layout"
     " FROM stripe s JOIN fingerprint f ON f.id = s.fingerprint WHERE s.owner = ?"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerRow:
-    """An owner as the index has it; bytes."""
-
-    id: int
-    name: str
-    file: str
-    size: int
-    live: int
-    used: int  # tick of the last use
-
-
-def _owner_row(row: tuple[object, ...]) -> OwnerRow:
-    """Raises sqlite3.DatabaseError when damage made the row what none can be."""
-    owner_id, name, file, size, live, used = row
-    if (
-        isinstance(owner_id, int)
-        and isinstance(name, str)
-        and isinstance(file, str)
-        and isinstance(size, int)
-        and isinstance(live, int)
-        and isinstance(used, int)
-        and 0 <= live <= size < 1 << 62
-        and size % ALIGN == 0
-    ):
-        return OwnerRow(owner_id, name, file, size, live, used)
-    raise sqlite3.DatabaseError("a row of an owner is damaged")
-
-
-def _stripe_sound(stripe: Stripe, owner: str) -> bool:
-    """False when damage made the row what no stripe can be."""
-    blobs = (stripe.fingerprint, stripe.parent, stripe.ids)
-    if not all(isinstance(blob, bytes) for blob in blobs):
-        return False
-    if not all(isinstance(n, int) for n in (stripe.offset, stripe.total, stripe.start)):
-        return False
-    size = header_bytes(owner.encode(), stripe.fingerprint, stripe.ids, stripe.layout)
-    return (
-        stripe.offset % ALIGN == 0
-        and 0 <= stripe.offset < 1 << 62
-        and stripe.total == align_up(size + stripe.layout.payload_bytes)
-        and 0 <= stripe.start < 1 << 32
-        and 0 < len(stripe.ids) <= 4 * MAX_TOKENS
-        and len(stripe.ids) % 4 == 0
-        and len(stripe.parent) == DIGEST_BYTES
-    )
-
-
-def is_damage(error: sqlite3.Error) -> bool:
-    """The index is broken, as opposed to a full disk or an I/O error."""
-    return not isinstance(error, sqlite3.OperationalError)
-
-
-def is_shared(owner: str) -> bool:
-    """Owners of shared prefixes, which are evicted last."""
-    return owner.startswith("p-")
 
 
 class Index:
@@ -189,7 +123,7 @@ class Index:
         for stripe_id, offset, total, digest, start, parent, ids, layout in rows:
             known = self._layouts.get(layout) or self._layout(layout)
             one = Stripe(stripe_id, entry.file, offset, total, digest, start, parent, ids, known)
-            if not _stripe_sound(one, owner):
+            if not stripe_sound(one, owner):
                 raise sqlite3.DatabaseError(f"the row of stripe {stripe_id} is damaged")
             entry.add(one)
         return entry
@@ -208,13 +142,13 @@ class Index:
         row = self._db.execute(
             "SELECT id, name, file, size, live, used FROM owner WHERE name = ?", (owner,)
         ).fetchone()
-        return None if row is None else _owner_row(row)
+        return None if row is None else owner_row(row)
 
     def owners(self) -> list[OwnerRow]:
         """Every owner. Grows with their number: never on the way to the first request."""
         rows = self._db.execute("SELECT id, name, file, size, live, used FROM owner").fetchall()
         self.rows_read += len(rows)
-        return [_owner_row(row) for row in rows]
+        return [owner_row(row) for row in rows]
 
     def least_recent(self) -> Iterator[OwnerRow]:
         """Owners to evict, in order: least recently used first, shared prefixes last."""
@@ -223,7 +157,7 @@ class Index:
         )
         for row in cursor:
             self.rows_read += 1
-            yield _owner_row(row)
+            yield owner_row(row)
 
     def wasteful(self) -> list[str]:
         """Owners whose files are more than half superseded stripes."""
@@ -311,7 +245,7 @@ class Index:
             " (SELECT coalesce(sum(total), 0) FROM stripe WHERE stripe.owner = owner.id)"
         )
         rows = self._db.execute("SELECT id, name, file, size, live, used FROM owner WHERE live = 0")
-        empty = [_owner_row(row) for row in rows.fetchall()]
+        empty = [owner_row(row) for row in rows.fetchall()]
         self.delete_owners(row.id for row in empty)
         return empty
 

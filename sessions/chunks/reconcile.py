@@ -8,9 +8,10 @@ from pathlib import Path
 
 from sessions.chunks.audit import audit
 from sessions.chunks.files import ChunkFiles
-from sessions.chunks.index import SCHEMA_VERSION, Index, is_damage
+from sessions.chunks.index import SCHEMA_VERSION, Index
 from sessions.chunks.rebuild import rebuild
 from sessions.chunks.report import CheckReport
+from sessions.chunks.rows import is_damage
 
 
 def check(dirs: Sequence[Path], *, repair: bool = False) -> CheckReport:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from sessions.chunks.audit import audit
 from sessions.chunks.catalog import Catalog, OwnerEntry, Stripe
 from sessions.chunks.files import ChunkFiles
-from sessions.chunks.index import Index, OwnerRow
+from sessions.chunks.index import Index
 from sessions.chunks.rebuild import rebuild
 from sessions.chunks.reconcile import open_index
 from sessions.chunks.report import CheckReport
+from sessions.chunks.rows import OwnerRow
 
 log = logging.getLogger(__name__)
 

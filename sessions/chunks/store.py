@@ -12,11 +12,11 @@ import numpy as np
 from sessions.chunks.append import Append
 from sessions.chunks.catalog import OwnerEntry, Stripe, StripeRef, best_match
 from sessions.chunks.files import ChunkFiles, OpenFile
-from sessions.chunks.index import is_damage
 from sessions.chunks.layout import DIGEST_BYTES, MAX_TOKENS, build_layout
 from sessions.chunks.read_pool import ReadPool
 from sessions.chunks.read_stream import LoadedStripe, Located, ReadStream
 from sessions.chunks.report import CheckReport
+from sessions.chunks.rows import is_damage
 from sessions.chunks.state import StoreState
 from sessions.chunks.types import Bytes, ChunkStoreError, TokenIds
 from sessions.chunks.types import StripeRef as AnyStripeRef

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sessions.chunks.append import Append, write_group
 from sessions.chunks.compaction import compact
-from sessions.chunks.index import is_damage
+from sessions.chunks.rows import is_damage
 from sessions.chunks.state import StoreState
 
 log = logging.getLogger(__name__)
