@@ -84,10 +84,9 @@ def serve(migrate: bool, **options: Any) -> None:
             if migrate:
                 upgrade(settings.database_path, settings.backup_dir, click.echo)
             require_current(settings.database_path)
-            started = run_server(settings)
+            run_server(settings)
         except (SessionsError, EngineError) as error:
             raise click.ClickException(str(error)) from error
-    sys.exit(0 if started else 1)
 
 
 @main.command()

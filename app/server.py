@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -25,10 +24,11 @@ Send = Callable[[Message], Awaitable[None]]
 GRACEFUL_SHUTDOWN_S = 10  # then connections that are still open are cut
 
 
-def run_server(settings: Settings) -> bool:
-    """Serve until a signal ends it; False when it could not start for a reason that was logged.
+def run_server(settings: Settings) -> None:
+    """Serve until a signal ends it.
 
-    Raises EngineError and SessionsError, each before anything listens.
+    Raises EngineError and SessionsError, each before anything listens, and SystemExit when it could
+    not start for another reason, which was logged.
     """
     model_dir = resolve_model(settings.model, settings.data_dir, click.echo)
     read_model_config(model_dir)
@@ -50,11 +50,14 @@ def run_server(settings: Settings) -> bool:
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )
     server = _Server(config)
-    with contextlib.suppress(KeyboardInterrupt):  # raised again after an orderly end
+    try:
         server.run()
-    if app.fault is not None:
-        raise app.fault
-    return server.started
+    except KeyboardInterrupt:
+        pass  # uvicorn raises it again after an orderly end
+    except SystemExit:
+        if app.fault is None:
+            raise
+        raise app.fault from None
 
 
 class _StartupFaults:
@@ -79,15 +82,21 @@ class _StartupFaults:
 
         try:
             await self._app(scope, receive, hold_failure)
-        except (EngineError, SessionsError) as error:
+        except BaseException as error:
             if failed is None:
                 raise
-            self.fault = error
-            await send({"type": "lifespan.startup.failed", "message": ""})
-        except BaseException:
-            if failed is not None:
+            self.fault = _known_fault(error)
+            if self.fault is None:
                 await send(failed)
-            raise
+                raise
+            await send({"type": "lifespan.startup.failed", "message": ""})
+
+
+def _known_fault(error: BaseException) -> EngineError | SessionsError | None:
+    """Our own error, out of the groups that the framework wraps it in."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, EngineError | SessionsError) else None
 
 
 class _Server(uvicorn.Server):
@@ -97,7 +106,7 @@ class _Server(uvicorn.Server):
         # The first start on a machine compiles the kernels, which takes a while.
         with step("starting the engine"):
             await super().startup(sockets)
-        for server in self.servers if self.started else ():
+        for server in self.servers:
             for listener in server.sockets:
                 host, port = listener.getsockname()[:2]
                 name = f"[{host}]" if ":" in host else host
