@@ -69,15 +69,19 @@ class ReadPool:
             thread.join()
 
     def take_buffer(self, num_bytes: int) -> Buffer:
-        """A buffer of at least `num_bytes`, the smallest idle one that does. Lock held."""
+        """A buffer of at least `num_bytes`, the smallest idle one that does.
+
+        Raises OSError or MemoryError when there is no memory for a new one.
+        """
         size = align_up(num_bytes, _BUFFER_UNIT)
-        fitting = [buffer for buffer in self._idle if size <= buffer.size <= 2 * size]
-        if not fitting:
-            return Buffer(size)
-        buffer = min(fitting, key=lambda one: one.size)
-        self._idle.remove(buffer)
-        self._idle_bytes -= buffer.size
-        return buffer
+        with self.lock:
+            fitting = [buffer for buffer in self._idle if size <= buffer.size <= 2 * size]
+            if fitting:
+                buffer = min(fitting, key=lambda one: one.size)
+                self._idle.remove(buffer)
+                self._idle_bytes -= buffer.size
+                return buffer
+        return Buffer(size)
 
     def give_buffer(self, buffer: Buffer) -> None:
         """Keep a buffer for later, or let it go. Lock held."""

@@ -156,16 +156,20 @@ class ReadStream:
         request = self._requests[self._num_begun]
         if self._outstanding and self._outstanding + request.num_bytes > self._budget:
             return None
-        buffer = self._pool.take_buffer(request.num_bytes)
-        buffer.users = len(request.items)
-        buffer.charged = request.num_bytes
         self._num_begun += 1
         self._num_running += 1
         self._outstanding += request.num_bytes
-        return partial(self._carry_out, request, buffer)
+        return partial(self._carry_out, request)
 
-    def _carry_out(self, request: _Request, buffer: Buffer) -> None:
+    def _carry_out(self, request: _Request) -> None:
         """Read, verify, and hand over. Reader thread."""
+        try:
+            buffer = self._pool.take_buffer(request.num_bytes)
+        except (OSError, MemoryError) as shortage:
+            self._give_up(request, f"no memory to read into: {shortage}")
+            return
+        buffer.users = len(request.items)
+        buffer.charged = request.num_bytes
         began = time.perf_counter()
         num_read, failure = self._read(request, buffer)
         loaded = []
@@ -197,6 +201,17 @@ class ReadStream:
                     self._leave(buffer)
                 if not self._cancelled:
                     self._results[place] = result
+            self._end_if_done()
+            self._pool.ready.notify_all()
+
+    def _give_up(self, request: _Request, error: str) -> None:
+        """Deliver stripes as not read; they are not to blame and stay in the store."""
+        with self._pool.lock:
+            self._num_running -= 1
+            self._outstanding -= request.num_bytes
+            for place, one in request.items:
+                if not self._cancelled:
+                    self._results[place] = LoadedStripe(one.ref, None, error)
             self._end_if_done()
             self._pool.ready.notify_all()
 

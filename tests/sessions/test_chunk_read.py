@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -131,6 +132,27 @@ def test_a_file_system_that_refuses_direct_reads_is_read_through_the_cache(
     assert not file.direct
     os.close(file.fd)
     files.unlock()
+    end(store, [tmp_path])
+
+
+def test_a_shortage_of_memory_fails_the_read_and_blames_no_stripe(
+    store: ChunkStore, tmp_path: Path
+) -> None:
+    refs = [ref for ref in store.find("c-1", FINGERPRINT, stripes_of(IDS)) if ref]
+    # buffers come in whole MiB: room for everything else, none for one of them
+    kept = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + (512 << 10), kept[1]))
+    try:
+        stream = store.read("c-1", refs, budget_bytes=1 << 20)
+        loaded = stream.poll(10.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, kept)
+    assert loaded[0].payload is None
+    assert "memory" in loaded[0].error
+    stream.cancel()
+    assert store.stripes_rejected == 0
+    assert restore(store, "c-1", IDS) == len(IDS)
     end(store, [tmp_path])
 
 
