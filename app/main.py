@@ -23,6 +23,7 @@ from app.security import SecurityPlugin
 from app.services import Services, provide_services, stamp_receipt
 from app.settings import Settings
 from app.streams import TurnHub
+from app.submissions import Submissions
 from app.upkeep import Upkeep
 from app.views import Views
 from engine.client import Engine, EngineClient
@@ -110,6 +111,7 @@ async def _running(
             upkeep=upkeep,
             chat=chat,
             views=views,
+            submissions=Submissions(),
         )
         try:
             with _streams_end_on_signals(hub):

@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from app.chat import ChatService
 from app.settings import Settings
 from app.streams import TurnHub
+from app.submissions import Submissions
 from app.upkeep import Upkeep
 from app.views import Views
 from engine.client import Engine
@@ -34,6 +35,7 @@ class Services:
     upkeep: Upkeep
     chat: ChatService
     views: Views
+    submissions: Submissions
 
 
 UseServices = NamedDependency[Services]

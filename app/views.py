@@ -116,8 +116,12 @@ class Views:
         latency: Latency | None = None,
         last: bool = False,
     ) -> AnswerView:
-        """An answer as it stands; `live` is its running turn, `last` that nothing follows it."""
-        if live is not None and not live.finished:
+        """An answer as `message` has it, or as its running turn `live` does.
+
+        `last` says that nothing follows it. A turn that has ended since `live` was looked up is
+        shown as running: its stream then says how it ended.
+        """
+        if live is not None:
             return AnswerView(
                 id=message.id,
                 chat_id=message.chat_id,
@@ -129,7 +133,7 @@ class Views:
                 done=live.done,
                 total=live.total,
             )
-        # A turn that is running in the database only has just ended: show it as cut off.
+        # Running in the database only: its end could not be stored.
         status = "interrupted" if message.status == "running" else message.status
         note = NOTES.get(status, "")
         if message.error:

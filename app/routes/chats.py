@@ -12,9 +12,6 @@ from app.message_text import clean_title
 from app.routes.browser import form_field, go_to, html, user_id_of
 from app.security import csrf_token, ensure_user
 from app.services import HTTPRequest, Services, UseServices, is_fragment, received_at
-from app.submissions import Submissions
-
-_submissions = Submissions()
 
 
 @post("/chats", include_in_schema=False)
@@ -31,7 +28,7 @@ async def begin(request: HTTPRequest, services: UseServices) -> Response[str]:
         return turn.chat_id
 
     try:
-        chat_id = await _submissions.once(user.id, submission, start)
+        chat_id = await services.submissions.once(user.id, submission, start)
     except DomainError as error:
         problem = problem_of(error)
         if is_fragment(request):

@@ -108,6 +108,29 @@ async def test_the_answer_goes_on_when_nobody_watches_and_is_saved_meanwhile(
     assert "half of it, all of it" in text_of(await ended(browser, chat_id))
 
 
+async def test_a_turn_that_ends_while_its_page_is_made_is_not_shown_as_cut_off(
+    browser: Browser, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat_id = await browser.new_chat()
+    turn = await server.engine.next_turn(0)
+    services = server.app.state.services
+    chat_latency = services.repository.chat_latency
+
+    async def ends_meanwhile(chat_id: str) -> Any:
+        turn.say("All of it.")
+        turn.end()
+        await until(lambda: not services.hub.running())
+        return await chat_latency(chat_id)
+
+    monkeypatch.setattr(services.repository, "chat_latency", ends_meanwhile)
+    page = (await browser.get(f"/chats/{chat_id}")).text
+    assert "interrupted" not in page
+    async with browser.events(browser.turn_id) as events:
+        (_, last), close = await events.rest()
+    assert "All of it." in last
+    assert close[0] == "turn-end"
+
+
 async def test_line_ends_of_forms_become_lf_once(browser: Browser, web_settings: Settings) -> None:
     await browser.new_chat("  a\r\n\r\n\tb\rc  ")
     assert rows(web_settings, "SELECT text FROM message WHERE role = 'user'") == [
