@@ -24,6 +24,7 @@ from kernels.parallel import num_threads
 from kernels.rows_cpu import MERGE, merge_rows
 from kernels.vector_ir import HAS_BF16_DOT
 
+BF16_KIND = BF16_DOT if HAS_BF16_DOT else BF16_WIDENED
 State = tuple[Tensor, Tensor]  # (out, lse) of one part
 
 
@@ -147,7 +148,7 @@ def _run(
     if q.dtype == torch.float32:
         kind, width = FP32, 4
     elif q.dtype == torch.bfloat16:
-        kind, width = BF16_DOT if HAS_BF16_DOT else BF16_WIDENED, 2
+        kind, width = BF16_KIND, 2
     else:
         raise ValueError(f"{q.dtype} is not supported: fp32 or bf16")
     threads = num_threads()

@@ -28,7 +28,7 @@ from kernels.attention_tile import (
     scratch_floats,
     segment,
 )
-from kernels.parallel import Worker, gomp_parallel, thread_number
+from kernels.parallel import Worker, gomp_parallel, team_size, thread_number
 from kernels.rows_cpu import word
 from kernels.vector_ir import LANES, int64_pointer, load_f64, load_i32, store_f64
 
@@ -127,8 +127,8 @@ def _merge_parts(parts, scratch, size, dim, group, heads, out, lse):  # type: ig
 
 
 def _part(a):  # type: ignore[no-untyped-def]
-    threads, cost, size, count = word(a, 0), word(a, 1), word(a, 2), word(a, 3)
-    t = np.int64(thread_number())
+    cost, size, count = word(a, 1), word(a, 2), word(a, 3)
+    t, threads = np.int64(thread_number()), np.int64(team_size())
     _share(
         word(a, 6), word(a, 7), word(a, 8), word(a, 9), word(a, 10), word(a, 11), word(a, 12),
         word(a, 13), np.float32(load_f64(a + 32)), carray(int64_pointer(word(a, 14)), (count, 5)),

@@ -19,6 +19,8 @@ from numba import cfunc, types
 
 from kernels import compile_cache as compile_cache  # before any function is compiled
 
+_NAMES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
 
 def _openmp() -> ctypes.CDLL | None:
     """The OpenMP library that torch has loaded; None where it has none with this interface."""
@@ -31,18 +33,19 @@ def _openmp() -> ctypes.CDLL | None:
 
 _library = _openmp()
 if _library is not None:
-    for _name in ("GOMP_parallel", "omp_get_thread_num"):
+    for _name in _NAMES:
         _function = ctypes.cast(getattr(_library, _name), ctypes.c_void_p)
         llvm.add_symbol(_name, _function.value)
 else:  # one thread: never called, but compiled code names them
-    llvm.add_symbol("GOMP_parallel", 1)
-    llvm.add_symbol("omp_get_thread_num", 1)
+    for _name in _NAMES:
+        llvm.add_symbol(_name, 1)
 
 # void GOMP_parallel(void (*worker)(void *), void *arguments, unsigned threads, unsigned flags)
 gomp_parallel: Any = types.ExternalFunction(
     "GOMP_parallel", types.void(types.int64, types.int64, types.uint32, types.uint32)
 )
 thread_number: Any = types.ExternalFunction("omp_get_thread_num", types.int32())
+team_size: Any = types.ExternalFunction("omp_get_num_threads", types.int32())  # may be fewer
 
 
 def num_threads() -> int:

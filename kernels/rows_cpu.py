@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.parallel import Worker, gomp_parallel, thread_number
+from kernels.parallel import Worker, gomp_parallel, team_size, thread_number
 from kernels.row_ir import (
     copy_row,
     rms_norm_row,
@@ -57,7 +57,7 @@ def _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps):  
 
 
 def _norm_part(a):  # type: ignore[no-untyped-def]
-    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    first, last = _share(word(a, 0), thread_number(), team_size())
     eps = load_f64(a + 16)
     _norm(
         word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9), first,
@@ -96,7 +96,7 @@ def _silu(bf16, x, x_row, out, first, last, dim):  # type: ignore[no-untyped-def
 
 
 def _silu_part(a):  # type: ignore[no-untyped-def]
-    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    first, last = _share(word(a, 0), thread_number(), team_size())
     _silu(word(a, 3), word(a, 4), word(a, 5), word(a, 6), first, last, word(a, 7))
 
 
@@ -139,7 +139,7 @@ def _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim):  # typ
 
 
 def _merge_part(a):  # type: ignore[no-untyped-def]
-    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    first, last = _share(word(a, 0), thread_number(), team_size())
     _merge(
         word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9), first,
         last, word(a, 10),
@@ -195,7 +195,7 @@ def _write(  # type: ignore[no-untyped-def]
 
 
 def _write_part(a):  # type: ignore[no-untyped-def]
-    first, last = _share(word(a, 0), thread_number(), word(a, 1))
+    first, last = _share(word(a, 0), thread_number(), team_size())
     _write(
         word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9),
         word(a, 10), word(a, 11), word(a, 12), word(a, 13), word(a, 14), word(a, 15),
