@@ -99,6 +99,7 @@ class Engine:
         )
         self._recorder: Recorder | None = None
         if store is not None:
+            store.collect(weights.fingerprint)
             self._recorder = Recorder(
                 plan,
                 cache,

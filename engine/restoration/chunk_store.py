@@ -108,6 +108,9 @@ class ChunkStore(Protocol):
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything appended so far is durable or failed; False on timeout."""
 
+    def collect(self, fingerprint: bytes) -> None:
+        """Let go of every stripe of another fingerprint, by the writer thread."""
+
     def forget(self, owners: Sequence[str]) -> None:
         """Delete what is held of these owners: index first, then files."""
 

@@ -52,6 +52,11 @@ class ServerProcess:
         self.stop()
         raise RuntimeError(f"the server did not start: {said.decode()}\n{self._log.read_text()}")
 
+    @property
+    def pid(self) -> int:
+        """Of the web process; the engine is a child of it."""
+        return self._process.pid
+
     def stop(self) -> None:
         """End it as an operator would; kill it when it does not listen."""
         self._process.send_signal(signal.SIGTERM)
