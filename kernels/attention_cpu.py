@@ -66,7 +66,7 @@ def _share(  # type: ignore[no-untyped-def]
     """One thread's share: the tiles whose costs lie in [low, high); cut items go to `parts`."""
     group = heads // kv_heads
     work = home + 12 * STATE_FLOATS
-    at, item = 0, 0
+    at, item, primed = 0, 0, -1
     for s in range(spans.shape[0]):
         start, stop, length, base = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
         if length == 0 or at >= high:
@@ -93,9 +93,16 @@ def _share(  # type: ignore[no-untyped-def]
                 elif last < tiles:
                     place = 1
                 state = home + 4 * place * STATE_FLOATS
+                was_primed = primed == s and first == 0
+                next_at, next_keys = 0, 0
+                ends = count == kv_heads and token + tokens == stop and last == tiles
+                if ends and at < high and s + 1 < spans.shape[0]:
+                    primed = s + 1
+                    next_at, next_keys = spans[s + 1, 4], min(spans[s + 1, 2], TILE)
                 segment(
                     kind, q, q_row, k, v, kv_heads, dim, group, scale, head, count, token, tokens,
-                    seen, base, pages, spans[s, 4], first, last, state, work,
+                    seen, base, pages, spans[s, 4], first, last, was_primed, next_at, next_keys,
+                    state, work,
                 )
                 part = parts[place]
                 part[0], part[1], part[2] = item, head, count

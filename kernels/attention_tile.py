@@ -58,97 +58,161 @@ def head_floats(dim, rows):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _key_products(nv, pairs, a, a_row, b, row, c, steps):  # type: ignore[no-untyped-def]
+def _key_products(  # type: ignore[no-untyped-def]
+    nv, pairs, a, a_row, b, row, c, steps, ahead, ahead_row, lines
+):
     """Scores of 16 keys, [16, rows]: an accumulator block fits the registers whatever nv is."""
     if nv == 1:
         for i in range(0, 16, 16):
             x, y = a + i * a_row, c + i * row
             if pairs:
-                tile_product(16, 1, 1, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    16, 1, 1, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
             else:
-                tile_product(16, 1, 0, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    16, 1, 0, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
     elif nv == 2:
         for i in range(0, 16, 8):
             x, y = a + i * a_row, c + i * row
             if pairs:
-                tile_product(8, 2, 1, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    8, 2, 1, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
             else:
-                tile_product(8, 2, 0, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    8, 2, 0, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
     elif nv == 3:
         for i in range(0, 16, 8):
             x, y = a + i * a_row, c + i * row
             if pairs:
-                tile_product(8, 3, 1, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    8, 3, 1, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
             else:
-                tile_product(8, 3, 0, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    8, 3, 0, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
     elif nv == 4:
         for i in range(0, 16, 4):
             x, y = a + i * a_row, c + i * row
             if pairs:
-                tile_product(4, 4, 1, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    4, 4, 1, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
             else:
-                tile_product(4, 4, 0, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    4, 4, 0, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
     elif nv == 5:
         for i in range(0, 16, 4):
             x, y = a + i * a_row, c + i * row
             if pairs:
-                tile_product(4, 5, 1, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    4, 5, 1, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
             else:
-                tile_product(4, 5, 0, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    4, 5, 0, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
     else:
         for i in range(0, 16, 4):
             x, y = a + i * a_row, c + i * row
             if pairs:
-                tile_product(4, 6, 1, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    4, 6, 1, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
             else:
-                tile_product(4, 6, 0, 0, x, a_row, 4, b, row, y, row, c, steps)
+                tile_product(
+                    4, 6, 0, 0, x, a_row, 4, b, row, y, row, c, steps, ahead, ahead_row, lines
+                )
 
 
 @jit
-def _value_products(nv, pairs, a, a_step, b, row, c, factor, steps):  # type: ignore[no-untyped-def]
+def _value_products(  # type: ignore[no-untyped-def]
+    nv, pairs, a, a_step, b, row, c, factor, steps, ahead, ahead_row, lines
+):
     """16 dimensions of the sums, [16, rows]: scaled by factor, plus V^T times the weights."""
     if nv == 1:
         for i in range(0, 16, 16):
             x, y = a + 4 * i, c + i * row
             if pairs:
-                tile_product(16, 1, 1, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    16, 1, 1, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
             else:
-                tile_product(16, 1, 0, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    16, 1, 0, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
     elif nv == 2:
         for i in range(0, 16, 8):
             x, y = a + 4 * i, c + i * row
             if pairs:
-                tile_product(8, 2, 1, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    8, 2, 1, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
             else:
-                tile_product(8, 2, 0, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    8, 2, 0, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
     elif nv == 3:
         for i in range(0, 16, 8):
             x, y = a + 4 * i, c + i * row
             if pairs:
-                tile_product(8, 3, 1, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    8, 3, 1, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
             else:
-                tile_product(8, 3, 0, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    8, 3, 0, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
     elif nv == 4:
         for i in range(0, 16, 4):
             x, y = a + 4 * i, c + i * row
             if pairs:
-                tile_product(4, 4, 1, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    4, 4, 1, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
             else:
-                tile_product(4, 4, 0, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    4, 4, 0, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
     elif nv == 5:
         for i in range(0, 16, 4):
             x, y = a + 4 * i, c + i * row
             if pairs:
-                tile_product(4, 5, 1, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    4, 5, 1, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
             else:
-                tile_product(4, 5, 0, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    4, 5, 0, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
     else:
         for i in range(0, 16, 4):
             x, y = a + 4 * i, c + i * row
             if pairs:
-                tile_product(4, 6, 1, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    4, 6, 1, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
             else:
-                tile_product(4, 6, 0, 1, x, 4, a_step, b, row, y, row, factor, steps)
+                tile_product(
+                    4, 6, 0, 1, x, 4, a_step, b, row, y, row, factor, steps,
+                    ahead, ahead_row, lines,
+                )
 
 
 @jit
@@ -210,28 +274,36 @@ def _prefetch(k, v, slot, slot_bytes, offset, size):  # type: ignore[no-untyped-
 
 @jit
 def _tile(  # type: ignore[no-untyped-def]
-    kind, k, v, slot_bytes, offset, dim, nv, scale, pages, page_at, start, keys, end, masked,
-    limits, queries, scores, values, keys_wide, zeros, state,
+    kind, k, v, slot_bytes, offset, dim, nv, scale, pages, page_at, start, keys, next_at,
+    next_start, next_keys, masked, limits, queries, scores, values, keys_wide, zeros, state,
 ):
-    """One tile of keys for one KV head: scores, weights, weighted sums of V into its state."""
+    """One tile of keys for one KV head: scores, weights, weighted sums of V into its state.
+
+    Meanwhile the next tile's rows are asked for, one cache line per step of the products.
+    """
     rows = nv * LANES
     row_bytes = 4 * rows
     pairs = kind == BF16_DOT
-    width = 4 if kind == FP32 else 2
+    size = dim * (4 if kind == FP32 else 2)
     steps = dim // 2 if pairs else dim
+    lines = (size + 63) // 64
     sums = state + 4 * STATE_ROWS
     for j in range(0, keys, 16):
         source, stride = k + _slot(pages, page_at, start + j) * slot_bytes + offset, slot_bytes
-        ahead = start + TILE + j
-        if ahead < end:
-            slot = _slot(pages, page_at, ahead)
-            _prefetch(k, v, slot, slot_bytes, offset, dim * width)
-            _prefetch(k, v, slot + 8, slot_bytes, offset, dim * width)
+        ahead, ahead_row, ahead_lines = source, 0, 1
+        if j < next_keys:
+            ahead = k + _slot(pages, next_at, next_start + j) * slot_bytes + offset
+            ahead_row, ahead_lines = slot_bytes, lines
         if kind == BF16_WIDENED:
             for i in range(16):
                 _widen(source + i * slot_bytes, keys_wide + 4 * i * dim, dim)
             source, stride = keys_wide, 4 * dim
-        _key_products(nv, pairs, source, stride, queries, row_bytes, scores + j * row_bytes, steps)
+        _key_products(
+            nv, pairs, source, stride, queries, row_bytes, scores + j * row_bytes, steps,
+            ahead, ahead_row, ahead_lines,
+        )
+    for j in range((keys + 15) // 16 * 16, next_keys, 8):
+        _prefetch(k, v, _slot(pages, next_at, next_start + j), slot_bytes, offset, size)
     _softmax(nv, pairs, masked, scores, row_bytes, keys, scale, limits, state)
     for j in range(0, keys, 2):
         one = v + _slot(pages, page_at, start + j) * slot_bytes + offset
@@ -247,19 +319,28 @@ def _tile(  # type: ignore[no-untyped-def]
                     _widen(source, out, dim)
     count = (keys + 1) // 2 if pairs else keys
     factor = state + 8 * MAX_ROWS
+    covered = count // lines
     for x in range(0, dim, 16):
+        ahead, ahead_row, ahead_lines = values, 0, 1
+        j = x // 16 * covered
+        if j < next_keys:
+            ahead = v + _slot(pages, next_at, next_start + j) * slot_bytes + offset
+            ahead_row, ahead_lines = slot_bytes, lines
         _value_products(
             nv, pairs, values + 4 * x, 4 * dim, scores, row_bytes, sums + x * row_bytes, factor,
-            count,
+            count, ahead, ahead_row, ahead_lines,
         )
 
 
 @jit
 def segment(  # type: ignore[no-untyped-def]
     kind, q, q_row, k, v, kv_heads, dim, group, scale, head, heads, token, tokens, length, base,
-    pages, page_at, first_tile, last_tile, state, work,
+    pages, page_at, first_tile, last_tile, primed, next_at, next_keys, state, work,
 ):
-    """Tiles [first, last) of one block of rows and some KV heads, into fresh states."""
+    """Tiles [first, last) of one block of rows and some KV heads, into fresh states.
+
+    next_at, next_keys: where the tile after the last is; primed: the first was asked for already.
+    """
     nv = (tokens * group + LANES - 1) // LANES
     rows = nv * LANES
     width = 4 if kind == FP32 else 2
@@ -271,9 +352,10 @@ def segment(  # type: ignore[no-untyped-def]
     keys_wide = values + 4 * TILE * dim
     zeros = keys_wide + 4 * TILE * dim
     end = min(length, last_tile * TILE)
-    for j in range(first_tile * TILE, min(end, (first_tile + 1) * TILE), 8):
-        slot = _slot(pages, page_at, j)
-        _prefetch(k, v, slot, slot_bytes, head * head_bytes, heads * head_bytes)
+    if not primed:
+        for j in range(first_tile * TILE, min(end, (first_tile + 1) * TILE), 8):
+            slot = _slot(pages, page_at, j)
+            _prefetch(k, v, slot, slot_bytes, head * head_bytes, heads * head_bytes)
     state_bytes, query_bytes = 4 * head_floats(dim, rows), 4 * dim * rows
     for i in range(heads):
         _pack_queries(
@@ -290,11 +372,16 @@ def segment(  # type: ignore[no-untyped-def]
             for row in range(rows):
                 seen = base + token + min(row // group, tokens - 1) + 1 - start
                 store_i32(limits + 4 * row, np.int32(min(max(seen, 0), TILE)))
+        after_at, after_start, after_keys = next_at, 0, next_keys
+        if tile + 1 < last_tile:
+            after_at, after_start = page_at, start + TILE
+            after_keys = min(TILE, end - after_start)
         for i in range(heads):
             _tile(
                 kind, k, v, slot_bytes, (head + i) * head_bytes, dim, nv, scale, pages, page_at,
-                start, keys, end, masked, limits, queries + i * query_bytes, scores, values,
-                keys_wide, zeros, state + i * state_bytes,
+                start, keys, after_at, after_start, after_keys, masked, limits,
+                queries + i * query_bytes, scores, values, keys_wide, zeros,
+                state + i * state_bytes,
             )
 
 

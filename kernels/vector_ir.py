@@ -114,21 +114,46 @@ def ir_exp2(builder: Any, x: Any) -> Any:
     return builder.select(tiny, ir_constant(0.0), value)
 
 
+def ir_prefetch(builder: Any, address: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # read, keep, data
+    builder.call(function, [ir_pointer(builder, address, I8), *flags])
+
+
 @vector_intrinsic
 def tile_product(  # type: ignore[no-untyped-def]
-    context, rows, vectors, pairs, scaled, a, a_row, a_step, b, b_step, c, c_row, factor, steps
+    context,
+    rows,
+    vectors,
+    pairs,
+    scaled,
+    a,
+    a_row,
+    a_step,
+    b,
+    b_step,
+    c,
+    c_row,
+    factor,
+    steps,
+    ahead,
+    ahead_row,
+    ahead_lines,
 ):
     """C[i, :] = [C[i, :] * factor +] sum_k A[i, k] * B[k, :], `rows` x `vectors` accumulators.
 
     rows, vectors, pairs, scaled are literals. B: a row of vectors per step. pairs = 1: A and B are
     pairs of bf16 along k in 32 bits and the products are summed in fp32; pairs = 0: fp32.
     scaled = 1 starts from C times the vectors at `factor`, scaled = 0 from zero.
+    Each step asks for one cache line ahead: `ahead_lines` of each row of `ahead_row` bytes.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
     is_pairs, is_scaled = bool(pairs.literal_value), bool(scaled.literal_value)
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        _, _, _, _, a, a_row, a_step, b, b_step, c, c_row, factor, steps = args
+        a, a_row, a_step, b, b_step, c, c_row, factor, steps = args[4:13]
+        ahead, ahead_row, ahead_lines = args[13:]
         cells = [(i, j) for i in range(num_rows) for j in range(num_vectors)]
         outs = {
             (i, j): builder.add(ir_offset(builder, c, i, c_row), ir.Constant(I64, j * VECTOR_BYTES))
@@ -145,7 +170,19 @@ def tile_product(  # type: ignore[no-untyped-def]
                 start = builder.fmul(ir_load(builder, outs[cell], VF), factors[cell[1]])
             builder.store(start, sums[cell])
         a_rows = [ir_offset(builder, a, i, a_row) for i in range(num_rows)]
+        one, line_bytes = ir.Constant(I64, 1), ir.Constant(I64, 64)
+        wanted = cgutils.alloca_once_value(builder, ahead)
+        left = cgutils.alloca_once_value(builder, ahead_lines)
+        jump = builder.sub(
+            ahead_row, builder.shl(builder.sub(ahead_lines, one), ir.Constant(I64, 6))
+        )
         with cgutils.for_range(builder, steps) as loop:
+            place = builder.load(wanted)
+            ir_prefetch(builder, place)
+            rest = builder.sub(builder.load(left), one)
+            is_last = builder.icmp_signed("==", rest, ir.Constant(I64, 0))
+            builder.store(builder.add(place, builder.select(is_last, jump, line_bytes)), wanted)
+            builder.store(builder.select(is_last, ahead_lines, rest), left)
             shift = builder.mul(loop.index, a_step)
             line = builder.add(b, builder.mul(loop.index, b_step))
             columns = [
@@ -169,7 +206,7 @@ def tile_product(  # type: ignore[no-untyped-def]
             ir_store(builder, builder.load(sums[cell]), outs[cell])
         return context.get_dummy_value()
 
-    arguments = (rows, vectors, pairs, scaled, *[types.int64] * 9)
+    arguments = (rows, vectors, pairs, scaled, *[types.int64] * 12)
     return types.void(*arguments), codegen
 
 
@@ -273,13 +310,9 @@ def prefetch(context, address, size):  # type: ignore[no-untyped-def]
     """Ask for the `size` bytes (a multiple of 64 or less) at `address`."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # read, keep, data
         lines = builder.lshr(builder.add(args[1], ir.Constant(I64, 63)), ir.Constant(I64, 6))
         with cgutils.for_range(builder, lines) as loop:
-            place = ir_pointer(builder, ir_offset(builder, args[0], loop.index, 64), I8)
-            builder.call(call, [place, *flags])
+            ir_prefetch(builder, ir_offset(builder, args[0], loop.index, 64))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
