@@ -1,0 +1,1 @@
+"""Measurements with a contract: `python -m benchmarks.NAME [--quick] [--json]`."""

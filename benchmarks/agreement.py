@@ -1,0 +1,37 @@
+"""Whether two sides computed the same thing; if they did not, nothing may be reported."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.report import Refused
+
+# Mean KL divergence of the next-token distributions, nats; and the lead of a side's best token
+# over the other side's choice, in probability, above which two different choices are no tie.
+MAX_KL = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+MAX_LEAD = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+
+
+def divergence(ours: Tensor, theirs: Tensor) -> Tensor:
+    """KL(theirs || ours) of each row, nats; logits [rows, vocab_size] fp32."""
+    log_p, log_q = theirs.log_softmax(-1), ours.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0)
+
+
+def check_logits(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> float:
+    """The rows' mean divergence. Raises Refused when it, or a greedy choice, is out of tolerance.
+
+    ours, theirs [rows, vocab_size] fp32, after the same token ids.
+    """
+    if not (torch.isfinite(ours).all() and torch.isfinite(theirs).all()):
+        raise Refused(f"{what}: there are logits that are not finite")
+    mean = float(divergence(ours, theirs).mean())
+    if mean > MAX_KL[dtype]:
+        raise Refused(f"{what}: KL divergence {mean:.2e} nats, at most {MAX_KL[dtype]:.0e}")
+    chosen = ours.argmax(-1, keepdim=True)
+    probabilities = theirs.softmax(-1)
+    lead = float((probabilities.amax(-1, keepdim=True) - probabilities.gather(-1, chosen)).max())
+    if lead > MAX_LEAD[dtype]:
+        raise Refused(f"{what}: greedy choices differ where one leads by {lead:.3f} in probability")
+    return mean

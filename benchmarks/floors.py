@@ -1,0 +1,99 @@
+"""How many bytes and flops a step or a restore cannot do without, from a model's geometry alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.machine import Peak
+from engine.model.source import ModelConfig
+
+
+def layer_params(config: ModelConfig) -> int:
+    """Weights of one layer's projections."""
+    query = config.num_heads * config.head_dim
+    kv = config.num_kv_heads * config.head_dim
+    width, inner = config.hidden_size, config.intermediate_size
+    return width * (query + 2 * kv) + query * width + 3 * width * inner
+
+
+def kv_bytes_per_token(config: ModelConfig, item_bytes: int) -> int:
+    """K and V of all layers."""
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * item_bytes
+
+
+def decode_floor_s(
+    config: ModelConfig,
+    item_bytes: int,
+    peak: Peak,
+    *,
+    batch: int,
+    prefix: int,
+    suffix: float,
+    shared: bool,
+) -> float:
+    """Seconds that one decode step of `batch` rows cannot go below.
+
+    Every weight is read once, with `shared` the prefix's K/V once and else once a row (that its
+    one copy may stay in a cache is a side's own merit, so a share may exceed 1), the suffixes'
+    once a row.
+    """
+    weights = config.num_layers * layer_params(config) + config.vocab_size * config.hidden_size
+    keys_read = (prefix if shared else batch * prefix) + batch * suffix
+    num_bytes = weights * item_bytes + keys_read * kv_bytes_per_token(config, item_bytes)
+    attention = 4.0 * config.num_layers * config.num_heads * config.head_dim * (prefix + suffix)
+    return peak.floor_s(num_bytes, batch * (2.0 * weights + attention))
+
+
+@dataclass(frozen=True)
+class RestoreCosts:
+    """Least seconds of one layer of a restore: GEMMs at their peak, reads at the raw bandwidth.
+
+    Copying K/V into pages is taken to be free, and so are fill and drain of the pipeline.
+    """
+
+    num_layers: int
+    c_layer: float  # recompute
+    c_hidden: float  # project K and V
+    io_hidden: float
+    io_kv: float
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        item_bytes: int,
+        flops_per_s: float,
+        read_bytes_per_s: float,
+        *,
+        prefix: int,
+        num_tokens: int,
+    ) -> RestoreCosts:
+        """For `num_tokens` private tokens below a resident prefix."""
+        n, kv = num_tokens, config.num_kv_heads * config.head_dim
+        pairs = n * prefix + n * (n + 1) / 2  # of queries and keys
+        flops = 2.0 * n * layer_params(config) + 4.0 * config.num_heads * config.head_dim * pairs
+        return cls(
+            num_layers=config.num_layers,
+            c_layer=flops / flops_per_s,
+            c_hidden=4.0 * n * config.hidden_size * kv / flops_per_s,
+            io_hidden=n * config.hidden_size * item_bytes / read_bytes_per_s,
+            io_kv=2.0 * n * kv * item_bytes / read_bytes_per_s,
+        )
+
+    def makespan(self, recompute: int, hidden: int, kv: int) -> float:
+        """max(compute, I/O) of a plan with these numbers of layers.
+
+        One hidden layer needs no bytes: the input of the first layer that is not recomputed is at
+        hand (the embedding, or the output of the last recomputed one).
+        """
+        compute = recompute * self.c_layer + hidden * self.c_hidden
+        return max(compute, max(0, hidden - 1) * self.io_hidden + kv * self.io_kv)
+
+    def lower_bound(self) -> float:
+        """The best makespan over all plans, by brute force."""
+        layers = self.num_layers
+        return min(
+            self.makespan(r, h, layers - r - h)
+            for r in range(layers + 1)
+            for h in range(layers - r + 1)
+        )

@@ -1,0 +1,143 @@
+"""The machine, and what it can do at most: memory bandwidth, GEMM peak, raw reads of its disk."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import Row
+from kernels.linear import PackedLinear
+
+READ_REQUEST = 4 << 20  # bytes of one read, as the chunk store's largest
+READ_THREADS = 2  # as the chunk store's readers
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Roofs of this run, for one dtype; taken between other people's work, if there is any."""
+
+    bytes_per_s: float  # reads of memory that no cache holds
+    flops_per_s: float  # packed GEMM in the dtype
+
+    def floor_s(self, num_bytes: float, flops: float) -> float:
+        """Seconds that no implementation can go below."""
+        return max(num_bytes / self.bytes_per_s, flops / self.flops_per_s)
+
+
+def describe() -> Row:
+    """What a reader needs to judge the figures by."""
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "numba", "numpy", "transformers", "openvino-genai"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),  # others' work, and our own start
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": versions,
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _best(action: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest of several runs: a roof is what the machine can do undisturbed."""
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        action()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def measure_peak(dtype: torch.dtype, *, quick: bool) -> Peak:
+    """Memory bandwidth and packed-GEMM peak, with operands larger than the caches.
+
+    Bandwidth: the sum of 256 MiB, all threads. GEMM: 512 rows, weights of 128 MiB in turn.
+    """
+    repeats = 4 if quick else 12
+    buffer = torch.ones((64 if quick else 256) << 18)
+    seconds = _best(buffer.sum, repeats)
+    bandwidth = buffer.nbytes / seconds
+    inner, outer, rows = 2048, 4096, 512
+    count = max(2, ((64 if quick else 128) << 20) // (inner * outer * dtype.itemsize))
+    weights = [PackedLinear(torch.randn(outer, inner).to(dtype)) for _ in range(count)]
+    x = torch.randn(rows, inner).to(dtype)
+    turns = iter(range(repeats * count + 1))
+    seconds = _best(lambda: weights[next(turns) % count](x), repeats * count)
+    return Peak(bandwidth, 2.0 * rows * inner * outer / seconds)
+
+
+def raw_disk_bytes_per_s(directory: Path, num_bytes: int, repeats: int) -> tuple[float, bool]:
+    """Bytes per second of plain reads of a file, as the store reads: two threads, 4 MiB requests.
+
+    The second value tells whether the reads bypassed the page cache (O_DIRECT); where the file
+    system refuses that, the file is dropped from the cache before each pass.
+    """
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        for _ in range(num_bytes // READ_REQUEST):
+            file.write(os.urandom(READ_REQUEST))
+        file.flush()
+        os.fsync(file.fileno())
+        direct = True
+        try:
+            fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            direct = False
+            fd = os.open(file.name, os.O_RDONLY)
+        try:
+            rates = []
+            for _ in range(repeats):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                rates.append(num_bytes // READ_REQUEST * READ_REQUEST / _read_all(fd, num_bytes))
+            return statistics.median(rates), direct
+        finally:
+            os.close(fd)
+
+
+def _read_all(fd: int, num_bytes: int) -> float:
+    """Seconds that the threads take to read all requests of the file."""
+
+    def read(first: int) -> None:
+        with mmap.mmap(-1, READ_REQUEST) as memory, memoryview(memory) as view:
+            for at in range(first, num_bytes // READ_REQUEST, READ_THREADS):
+                os.preadv(fd, [view], at * READ_REQUEST)
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(READ_THREADS)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
+def drop_from_page_cache(directory: Path) -> None:
+    """Make the next read of every file below `directory`, all of them synced, a cold one."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
