@@ -333,6 +333,27 @@ def test_the_size_limit_holds_for_the_token_check(client: TestClient[Litestar]) 
     assert response.status_code == 413
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=b", b"garbage"),
+        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data\r\n\r\nx"),
+        ("application/x-www-form-urlencoded", b"_csrf_token=%ff%fe&%00=%zz"),
+        ("application/x-www-form-urlencoded; charset=utf-16", b"\xff\xfe=\x00"),
+        ("APPLICATION/X-WWW-FORM-URLENCODED", b"a=b"),
+        ("application/x-www-form-urlencoded, text/plain", b"a=b"),
+        ("", b"a=b"),
+    ],
+)
+def test_malformed_forms_are_refused_calmly(
+    client: TestClient[Litestar], kind: str, body: bytes
+) -> None:
+    open_page(client)
+    response = client.post("/act", content=body, headers={"content-type": kind})
+    assert response.status_code in (400, 403, 415)
+
+
 def test_the_api_needs_no_token_and_sets_no_cookie(client: TestClient[Litestar]) -> None:
     response = client.post("/v1/act", json={"a": "b"}, headers={"origin": "http://x.example"})
     assert response.json() == {"a": "b"}

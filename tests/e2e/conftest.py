@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model_dir() -> Path:
     from app.setup_model import set_up_embedded_model
 
@@ -106,7 +106,7 @@ def page(new_context: Callable[..., tuple[BrowserContext, Trouble]]) -> Page:
     return context.new_page()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[ServerProcess]:
     """The web application with the scripted engine, and a data directory of its own."""
     home = tmp_path_factory.mktemp("scripted")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 
 from playwright.sync_api import Page, expect
+
+from app.rendering import render_markdown
 
 DONE = ".latency-line"
 RUNNING = ".message--running"
@@ -25,3 +28,24 @@ def say(page: Page, text: str) -> None:
     page.fill("#composer-text", text)
     page.press("#composer-text", "Enter")
     expect(page.locator(DONE)).to_have_count(turns + 1)
+
+
+def shown(page: Page, number: int = 0) -> str:
+    """The text of an answer as the page holds it, without white space and our buttons."""
+    text = (
+        page.locator(ANSWER)
+        .nth(number)
+        .evaluate(
+            """(message) => {
+          const copy = message.cloneNode(true);
+          copy.querySelectorAll(".code__copy, footer").forEach((extra) => extra.remove());
+          return copy.textContent;
+        }"""
+        )
+    )
+    return re.sub(r"\s+", "", text)
+
+
+def expected(markdown: str) -> str:
+    """The same of the markdown's own HTML, its tags cut out."""
+    return re.sub(r"\s+", "", unescape(re.sub(r"<[^>]+>", "", render_markdown(markdown))))

@@ -63,7 +63,9 @@ def test_a_first_visit(page: Page) -> None:
     opening = whole[:60]
     assert page.locator(".conversation").inner_text().count(opening) == 1
 
-    page.fill("#composer-text", "Write a long story about a lighthouse keeper, with many paragraphs.")
+    page.fill(
+        "#composer-text", "Write a long story about a lighthouse keeper, with many paragraphs."
+    )
     page.press("#composer-text", "Enter")
     grown(page, 20)
     page.keyboard.press("Escape")
