@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from app.data_lock import DataDirectoryBusy, lock_data_dir
-from app.progress import StepFailed, step
+from app.progress import StepFailed, run_command, step
 from app.settings import (
     Settings,
     SettingsError,
@@ -104,6 +104,8 @@ def setup(dev: bool, **options: Any) -> None:
         if dev or settings.model == "embedded":
             with step("the embedded model") as progress:
                 set_up_embedded_model(settings.data_dir, progress)
+        with step("compiling the kernels") as progress:
+            run_command([sys.executable, "-m", "kernels.warm_up"], progress)
     except StepFailed as error:
         raise click.ClickException(str(error)) from error
     _upgrade(settings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from kernels.attention import (
@@ -43,3 +45,15 @@ def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
     weight = torch.ones(heads * head_dim, dtype=dtype)
     add_rms_norm(rms_norm(wide, weight, 1e-5), wide, weight, 1e-5)
     silu_mul(wide)
+
+
+def main() -> None:
+    """Compile for both dtypes: `python -m kernels.warm_up`, part of the set-up."""
+    for dtype in (torch.bfloat16, torch.float32):
+        began = time.perf_counter()
+        warm_up(dtype)
+        print(f"kernels for {dtype} are ready after {time.perf_counter() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from app.setup_model import set_up_embedded_model
+from kernels.threading import configure_environment
+
+configure_environment()  # before any test imports torch
 
 DATA_DIR = Path(__file__).parent.parent / "data"
 

@@ -120,7 +120,9 @@ def test_restoring_costs_no_more_than_batching(
     tmp_path: Path,
     method: str,
 ) -> None:
-    harness = factory(disk=tmp_path, dtype="bf16", checkpoint_method=method)
+    harness = factory(
+        disk=tmp_path, dtype="bf16", checkpoint_method=method, kv_memory_bytes=512 << 20
+    )
     tokenizer = ChatTokenizer(embedded_model)
     talk = Talk(harness, tokenizer)
     chats = [f"alone{i}" for i in range(len(PROBES))]
@@ -135,7 +137,9 @@ def test_restoring_costs_no_more_than_batching(
     before = [kv_of(harness, chat, len(talk.history)) for chat in chats]
     factory.close(harness)
 
-    harness = factory(disk=tmp_path, dtype="bf16", checkpoint_method=method)
+    harness = factory(
+        disk=tmp_path, dtype="bf16", checkpoint_method=method, kv_memory_bytes=512 << 20
+    )
     logits.clear()
     talk.probe(harness, chats, together=False)
     restored = divergence(alone, list(logits))
