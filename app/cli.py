@@ -164,3 +164,7 @@ def _upgrade(settings: Settings) -> None:
             upgrade(path, settings.backup_dir, click.echo)
     except SessionsError as error:
         raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

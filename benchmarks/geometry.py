@@ -13,7 +13,6 @@ from engine.model.source import ModelConfig, read_model_config, weight_shapes
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 MHA_LAYERS = 4  # of the 24 of SmolLM2-1.7B: the plan is made a layer at a time
-MHA_NAME = f"smollm2-1.7b-shape-{MHA_LAYERS}-of-24-layers"
 
 
 def make_mha_model(parent: Path, tokenizer_dir: Path, *, layers: int = MHA_LAYERS) -> Path:
@@ -22,7 +21,7 @@ def make_mha_model(parent: Path, tokenizer_dir: Path, *, layers: int = MHA_LAYER
     Multi-head attention: D = 2048 = d_kv, so hidden states take half the bytes of K/V. The
     tokenizer, and so the vocabulary's size, are those of `tokenizer_dir`.
     """
-    model_dir = parent / MHA_NAME
+    model_dir = parent / f"smollm2-1.7b-shape-{layers}-of-24-layers"
     model_dir.mkdir()
     for name in TOKENIZER_FILES:
         if (tokenizer_dir / name).is_file():

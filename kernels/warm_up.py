@@ -52,7 +52,8 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         began = time.perf_counter()
         warm_up(dtype)
-        print(f"kernels for {dtype} are ready after {time.perf_counter() - began:.1f} s", flush=True)
+        took = time.perf_counter() - began
+        print(f"kernels for {dtype} are ready after {took:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

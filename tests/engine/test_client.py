@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -36,7 +37,7 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     monkeypatch.setattr(engine.client, "RESTART_DELAYS_S", (0.05,))
     clients: list[EngineClient] = []
 
-    async def start_client(model_dir: str = "", **config: object) -> EngineClient:
+    async def start_client(model_dir: str = "", **config: Any) -> EngineClient:
         settings = EngineConfig(model_dir=model_dir, model_name="scripted", **config)
         client = await EngineClient.start(settings, command=COMMAND)
         clients.append(client)
@@ -75,7 +76,7 @@ def turn(request_id: str, chat_id: str = "echo", ids: list[int] | None = None) -
     )
 
 
-def submit(client: EngineClient, *args: object, **options: object) -> TurnStream:
+def submit(client: EngineClient, *args: Any, **options: Any) -> TurnStream:
     return client.submit(turn(*args, **options), client.reserve())
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import engine.engine as engine_module
+from engine.model.sampler import sample
 from engine.model.tokenizer import ChatTokenizer
 from tests.engine.harness import Harness, HarnessFactory
 
@@ -48,11 +49,10 @@ def factory(embedded_model: Path) -> Iterator[HarnessFactory]:
 def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Every row of logits that was sampled from, in order."""
     rows: list[Tensor] = []
-    original = engine_module.sample
 
     def spy(values: Tensor, *args: object, **kwargs: object) -> object:
         rows.extend(values.clone())
-        return original(values, *args, **kwargs)  # type: ignore[arg-type]
+        return sample(values, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine_module, "sample", spy)
     return rows

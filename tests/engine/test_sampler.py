@@ -138,7 +138,7 @@ def reference_weights(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     mass = weights[order][keep]
     keep[: len(mass)] &= (np.cumsum(mass) - mass) < params.top_p * mass.sum()
     keep &= weights[order] >= params.min_p
-    result = np.zeros_like(weights)
+    result: np.ndarray = np.zeros_like(weights)
     result[order[keep]] = weights[order[keep]]
     return result
 
