@@ -73,11 +73,23 @@ FULL = Sizes(
 )
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Median seconds of a step of both sides."""
+
+    batch: int
+    prefix: int
+    suffix: float  # the mean over the timed steps
+    ours_s: float
+    theirs_s: float
+    kl: float
+
+
 class Benchmark:
     """One run: owns both sides and collects the rows."""
 
-    def __init__(self, options: Options, sizes: Sizes, dtype: torch.dtype, peak: Peak) -> None:
-        self.sizes, self.dtype, self.peak = sizes, dtype, peak
+    def __init__(self, options: Options, sizes: Sizes, dtype: torch.dtype) -> None:
+        self.sizes, self.dtype = sizes, dtype
         self.model = options.model_name
         self.max_batch = max(*sizes.batches, *sizes.peer_batches, *sizes.flat_batches)
         most_steps = max(sizes.steps, sizes.peer_steps) + 2
@@ -92,8 +104,8 @@ class Benchmark:
         longest = max(*sizes.prefixes, sizes.peer_prefix, *sizes.flat) + sizes.suffix + most_steps
         if longest > limit:
             raise Refused(f"{longest} tokens are needed; the model's context holds {limit}")
-        self.shared_vs_unshared: list[Row] = []
-        self.vs_transformers: list[Row] = []
+        self.shared_vs_unshared: list[Comparison] = []
+        self.vs_transformers: list[Comparison] = []
         self.shared_s: dict[tuple[int, int], float] = {}  # (batch, prefix) -> seconds a step
 
     def run(self, transformers: TransformersSide) -> None:
@@ -102,9 +114,9 @@ class Benchmark:
             self._begin(prefix)
             for batch in sorted({*self.sizes.batches, *self.sizes.flat_batches}):
                 progress(f"prefix {prefix}, batch {batch}: shared and unshared")
-                row = self._compare_sharing(batch, prefix)
+                comparison = self._compare_sharing(batch, prefix)
                 if batch in self.sizes.batches and prefix in self.sizes.prefixes:
-                    self.shared_vs_unshared.append(row)
+                    self.shared_vs_unshared.append(comparison)
             if prefix == self.sizes.peer_prefix:
                 self._check_prefill(transformers)
                 for batch in self.sizes.peer_batches:
@@ -132,7 +144,7 @@ class Benchmark:
         ]
         self.decoding.begin(self.prefix_ids, self.suffixes)
 
-    def _compare_sharing(self, batch: int, prefix: int) -> Row:
+    def _compare_sharing(self, batch: int, prefix: int) -> Comparison:
         decoding = self.decoding
         decoding.rewind(self.sizes.suffix + 1)
         times: dict[Side, list[float]] = {"shared": [], "unshared": []}
@@ -150,7 +162,7 @@ class Benchmark:
             decoding.advance(ours[1])
         medians = {side: statistics.median(values) for side, values in times.items()}
         self.shared_s[batch, prefix] = medians["shared"]
-        return self._row(batch, prefix, medians["shared"], medians["unshared"], divergences)
+        return self._result(batch, prefix, medians["shared"], medians["unshared"], divergences)
 
     def _numbers(self, steps: int) -> Iterator[int]:
         """Step numbers of one row; the first, -1, is a warm-up."""
@@ -165,7 +177,7 @@ class Benchmark:
         ours = self.decoding.first_logits[:1]
         check_logits("prefill, ours and transformers", ours, theirs, self.dtype)
 
-    def _compare_transformers(self, transformers: TransformersSide, batch: int) -> Row:
+    def _compare_transformers(self, transformers: TransformersSide, batch: int) -> Comparison:
         decoding = self.decoding
         decoding.rewind(self.sizes.suffix + 1)
         transformers.begin(decoding, batch)
@@ -188,34 +200,40 @@ class Benchmark:
             decoding.advance(tokens)
         transformers.end()
         ours, theirs = statistics.median(ours_s), statistics.median(theirs_s)
-        return self._row(batch, decoding.prefix, ours, theirs, divergences)
+        return self._result(batch, decoding.prefix, ours, theirs, divergences)
 
-    def _row(
+    def _result(
         self, batch: int, prefix: int, ours_s: float, theirs_s: float, divergences: list[float]
-    ) -> Row:
-        suffix = self.sizes.suffix + 1 + len(divergences) / 2  # the mean over the timed steps
+    ) -> Comparison:
+        suffix = self.sizes.suffix + 1 + len(divergences) / 2
+        return Comparison(batch, prefix, suffix, ours_s, theirs_s, statistics.mean(divergences))
 
+    def rows(self, comparisons: list[Comparison], peak: Peak) -> list[Row]:
+        """The contract's rows, with each side's share of its floor."""
+        return [self._row(one, peak) for one in comparisons]
+
+    def _row(self, one: Comparison, peak: Peak) -> Row:
         def floor(shared: bool) -> float:
             return decode_floor_s(
                 self.decoding.config,
                 self.dtype.itemsize,
-                self.peak,
-                batch=batch,
-                prefix=prefix,
-                suffix=suffix,
+                peak,
+                batch=one.batch,
+                prefix=one.prefix,
+                suffix=one.suffix,
                 shared=shared,
             )
 
         return {
             "model": self.model,
-            "batch": batch,
-            "prefix": prefix,
-            "suffix": round(suffix),
-            "ratio": round(theirs_s / ours_s, 3),
-            "ours_tok_s": round(batch / ours_s, 1),
-            "theirs_tok_s": round(batch / theirs_s, 1),
-            **floor_shares(floor(True) / ours_s, floor(False) / theirs_s),
-            "kl": float(f"{statistics.mean(divergences):.2g}"),
+            "batch": one.batch,
+            "prefix": one.prefix,
+            "suffix": round(one.suffix),
+            "ratio": round(one.theirs_s / one.ours_s, 3),
+            "ours_tok_s": round(one.batch / one.ours_s, 1),
+            "theirs_tok_s": round(one.batch / one.theirs_s, 1),
+            **floor_shares(floor(True) / one.ours_s, floor(False) / one.theirs_s),
+            "kl": float(f"{one.kl:.2g}"),
         }
 
 
@@ -228,16 +246,17 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
     progress("memory bandwidth and GEMM peak")
     peak = machine.measure_peak(dtype, quick=options.quick)
     progress(f"loading {options.model_name}")
-    benchmark = Benchmark(options, sizes, dtype, peak)
+    benchmark = Benchmark(options, sizes, dtype)
     benchmark.run(TransformersSide(options.model_dir, dtype))
+    peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
     return {
         "model": options.model_name,
         "dtype": "bf16" if dtype == torch.bfloat16 else "fp32",
         "machine": about,
         "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
         "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
-        "shared_vs_unshared": benchmark.shared_vs_unshared,
-        "vs_transformers": benchmark.vs_transformers,
+        "shared_vs_unshared": benchmark.rows(benchmark.shared_vs_unshared, peak),
+        "vs_transformers": benchmark.rows(benchmark.vs_transformers, peak),
         "flatness": benchmark.flatness(),
     }
 

@@ -6,7 +6,6 @@ import contextlib
 import mmap
 import os
 import platform
-import statistics
 import tempfile
 import threading
 import time
@@ -30,6 +29,12 @@ class Peak:
 
     bytes_per_s: float  # reads of memory that no cache holds
     flops_per_s: float  # packed GEMM in the dtype
+
+    def better(self, other: Peak) -> Peak:
+        """The higher roofs of two measurements of one run, either of which may be disturbed."""
+        return Peak(
+            max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
+        )
 
     def floor_s(self, num_bytes: float, flops: float) -> float:
         """Seconds that no implementation can go below."""
@@ -88,31 +93,39 @@ def measure_peak(dtype: torch.dtype, *, quick: bool) -> Peak:
     return Peak(bandwidth, 2.0 * rows * inner * outer / seconds)
 
 
-def raw_disk_bytes_per_s(directory: Path, num_bytes: int, repeats: int) -> tuple[float, bool]:
-    """Bytes per second of plain reads of a file, as the store reads: two threads, 4 MiB requests.
+class RawDisk:
+    """Plain reads of a file, as the store reads: two threads, 4 MiB requests. One thread calls it.
 
-    The second value tells whether the reads bypassed the page cache (O_DIRECT); where the file
-    system refuses that, the file is dropped from the cache before each pass.
+    `bytes_per_s` is the best pass so far: passes are spread over a run, so that others' disturbance
+    of one of them does not lower what the disk is held to give. `direct` tells whether reads bypass
+    the page cache (O_DIRECT); where that is refused, the file is dropped from it before each pass.
     """
-    with tempfile.NamedTemporaryFile(dir=directory) as file:
-        for _ in range(num_bytes // READ_REQUEST):
-            file.write(os.urandom(READ_REQUEST))
-        file.flush()
-        os.fsync(file.fileno())
-        direct = True
-        try:
-            fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
-        except OSError:
-            direct = False
-            fd = os.open(file.name, os.O_RDONLY)
-        try:
-            rates = []
-            for _ in range(repeats):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                rates.append(num_bytes // READ_REQUEST * READ_REQUEST / _read_all(fd, num_bytes))
-            return statistics.median(rates), direct
-        finally:
-            os.close(fd)
+
+    def __init__(self, directory: Path, num_bytes: int) -> None:
+        """Write the file, to be read from now on. Raises OSError."""
+        self.bytes_per_s = 0.0
+        self._size = num_bytes // READ_REQUEST * READ_REQUEST
+        with tempfile.NamedTemporaryFile(dir=directory) as file:
+            for _ in range(self._size // READ_REQUEST):
+                file.write(os.urandom(READ_REQUEST))
+            file.flush()
+            os.fsync(file.fileno())
+            self.direct = True
+            try:
+                self._fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+            except OSError:
+                self.direct = False
+                self._fd = os.open(file.name, os.O_RDONLY)
+
+    def probe(self, passes: int) -> None:
+        """Read the whole file this often."""
+        for _ in range(passes):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self.bytes_per_s = max(self.bytes_per_s, self._size / _read_all(self._fd, self._size))
+
+    def close(self) -> None:
+        """Let go of the file, which has no name any more."""
+        os.close(self._fd)
 
 
 def _read_all(fd: int, num_bytes: int) -> float:

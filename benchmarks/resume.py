@@ -32,7 +32,7 @@ import torch
 from benchmarks import machine
 from benchmarks.floors import RestoreCosts, kv_bytes_per_token
 from benchmarks.geometry import make_mha_model
-from benchmarks.machine import Peak
+from benchmarks.machine import Peak, RawDisk
 from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.resuming import Chat, Side, Turn, check_turn
 from benchmarks.texts import default_prefix_ids, text_ids
@@ -82,23 +82,18 @@ FULL = Sizes(
 )
 
 
-@dataclass(frozen=True)
-class Roofs:
-    """Of this run."""
-
-    peak: Peak
-    read_bytes_per_s: float
+Turns = dict[CheckpointMethod, list[Turn]]
 
 
 class ModelRun:
     """All rows of one model."""
 
     def __init__(
-        self, model_dir: Path, dtype: torch.dtype, sizes: Sizes, roofs: Roofs, directory: Path
+        self, model_dir: Path, dtype: torch.dtype, sizes: Sizes, disk: RawDisk, directory: Path
     ) -> None:
         self.config: ModelConfig = read_model_config(model_dir)
         self.name = model_dir.name
-        self.dtype, self.sizes, self.roofs = dtype, sizes, roofs
+        self.dtype, self.sizes, self.disk = dtype, sizes, disk
         tokenizer = ChatTokenizer(model_dir)
         self.chat = Chat(
             prefix=default_prefix_ids(tokenizer)[: sizes.max_prefix],
@@ -111,19 +106,27 @@ class ModelRun:
         ]
         self.first: dict[CheckpointMethod, Turn] = {}  # after the restart
         self.kl: dict[CheckpointMethod, float] = {}
+        self.plans: dict[CheckpointMethod, str] = {}  # the checkpoint of every layer
+        self.turns: dict[int | None, Turns] = {}  # by throttled speed, None: the disk's own
 
-    def run(self) -> list[Row]:
+    def run(self) -> None:
         """Save, restart, check and measure. Raises Refused."""
         with ExitStack() as stack:
             for side in self.sides:
                 stack.callback(side.close)
             reference = self._save()
             self._restart(reference)
-            recomputed: list[Turn] = []
-            rows: list[Row] = []
             for mbps in (None, *self.sizes.mbps):
-                rows += self._measure(mbps, recomputed)
-            return rows
+                self.turns[mbps] = self._measure(mbps)
+                self.disk.probe(2)
+
+    def rows(self, peak: Peak) -> list[Row]:
+        """A row for each disk speed and method."""
+        return [
+            self._row(side, mbps, turns, peak)
+            for mbps, turns in self.turns.items()
+            for side in self.sides
+        ]
 
     def _save(self) -> Turn:
         kv_bytes = kv_bytes_per_token(self.config, self.dtype.itemsize)
@@ -150,36 +153,40 @@ class ModelRun:
         for side in self.sides:
             progress(f"{self.name}: restarting, {side.method}")
             side.open(kv_bytes_per_token(self.config, self.dtype.itemsize))
+            self.plans[side.method] = side.engine.info.checkpoint_method
             side.warm_prefix()
             turn = side.resume(None)
             what = f"{self.name}, {side.method} after a restart"
             self.kl[side.method] = check_turn(what, turn, reference, self.dtype)
             self.first[side.method] = turn
 
-    def _measure(self, mbps: int | None, recomputed: list[Turn]) -> list[Row]:
+    def _measure(self, mbps: int | None) -> Turns:
         progress(f"{self.name}: coming back, disk at {mbps or 'its own'} MB/s")
         rate = None if mbps is None else mbps * 1e6
-        turns: dict[CheckpointMethod, list[Turn]] = {side.method: [] for side in self.sides}
+        turns: Turns = {side.method: [] for side in self.sides}
         for number in range(self.sizes.rounds if rate is None else self.sizes.throttled_rounds):
             for side in self.sides if number % 2 else reversed(self.sides):
                 if side.method != "recompute":
                     turns[side.method].append(side.resume(rate))
                 elif mbps is None and number < self.sizes.recompute_rounds:
-                    recomputed.append(side.resume(None))
-        turns["recompute"] = recomputed or [self.first["recompute"]]
+                    turns[side.method].append(side.resume(None))
         for method, taken in turns.items():
             for turn in taken:
                 check_turn(f"{self.name}, {method}", turn, self.first[method], self.dtype)
-        slow = statistics.median(turn.stats.ttft_ms for turn in turns["recompute"])
-        return [self._row(side, mbps, turns[side.method], slow) for side in self.sides]
+        if mbps is not None:
+            turns["recompute"] = self.turns[None]["recompute"]
+        elif not turns["recompute"]:
+            turns["recompute"] = [self.first["recompute"]]
+        return turns
 
-    def _row(self, side: Side, mbps: int | None, turns: list[Turn], recompute_ms: float) -> Row:
-        raw = self.roofs.read_bytes_per_s
+    def _row(self, side: Side, mbps: int | None, all_turns: Turns, peak: Peak) -> Row:
+        turns, raw = all_turns[side.method], self.disk.bytes_per_s
+        recompute_ms = statistics.median(t.stats.ttft_ms for t in all_turns["recompute"])
         bandwidth = raw if mbps is None else min(raw, mbps * 1e6)
         costs = RestoreCosts.of(
             self.config,
             self.dtype.itemsize,
-            self.roofs.peak.flops_per_s,
+            peak.flops_per_s,
             bandwidth,
             prefix=len(self.chat.prefix),
             num_tokens=len(self.chat.history),
@@ -191,7 +198,7 @@ class ModelRun:
         restore_ms = statistics.median(turn.restore_s for turn in turns) * 1e3
         ttft_ms = statistics.median(turn.stats.ttft_ms for turn in turns)
         num_bytes = turns[-1].stats.restore_bytes
-        used = side.engine.info.checkpoint_method
+        used = self.plans[side.method]
         layers = [costs.num_layers * (used == name) for name in ("recompute", "hidden", "kv")]
         if sum(layers) != costs.num_layers:
             raise Refused(f"{side.method}: the plan {used!r} is of no kind that is known here")
@@ -202,7 +209,7 @@ class ModelRun:
             "disk_mbps": round(bandwidth / 1e6),
             "throttled": mbps is not None,
             "method": side.method,
-            "plan": side.plan(),
+            "plan": f"{costs.num_layers} {used}",
             "restore_ms": round(restore_ms, 1),
             "ttft_ms": round(ttft_ms, 1),
             "bytes": num_bytes,
@@ -223,26 +230,32 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
     sizes = sizes or (QUICK if options.quick else FULL)
     dtype = resolve_dtype(options.dtype)
     about = machine.describe()
-    with tempfile.TemporaryDirectory(prefix="rejoinder-benchmark-") as name:
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="rejoinder-benchmark-"))
         directory = Path(name)
         progress("raw disk reads, memory bandwidth and GEMM peak")
-        raw, direct = machine.raw_disk_bytes_per_s(directory, sizes.raw_bytes, 3)
-        roofs = Roofs(machine.measure_peak(dtype, quick=options.quick), raw)
-        rows = ModelRun(options.model_dir, dtype, sizes, roofs, directory / "own").run()
+        disk = RawDisk(directory, sizes.raw_bytes)
+        stack.callback(disk.close)
+        disk.probe(3)
+        peak = machine.measure_peak(dtype, quick=options.quick)
+        runs = [ModelRun(options.model_dir, dtype, sizes, disk, directory / "own")]
+        runs[0].run()
         if sizes.mha:
             progress("making a random model with multi-head attention")
             mha = make_mha_model(directory, options.model_dir)
-            rows += ModelRun(mha, dtype, sizes, roofs, directory / "mha").run()
-    return {
-        "model": options.model_name,
-        "dtype": "bf16" if dtype == torch.bfloat16 else "fp32",
-        "machine": about,
-        "memory_gb_s": round(roofs.peak.bytes_per_s / 1e9, 1),
-        "gemm_gflop_s": round(roofs.peak.flops_per_s / 1e9, 1),
-        "raw_disk_mbps": round(raw / 1e6, 1),
-        "raw_disk_direct": direct,
-        "rows": rows,
-    }
+            runs.append(ModelRun(mha, dtype, sizes, disk, directory / "mha"))
+            runs[1].run()
+        peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
+        return {
+            "model": options.model_name,
+            "dtype": "bf16" if dtype == torch.bfloat16 else "fp32",
+            "machine": about,
+            "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
+            "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
+            "raw_disk_mbps": round(disk.bytes_per_s / 1e6, 1),
+            "raw_disk_direct": disk.direct,
+            "rows": [row for one in runs for row in one.rows(peak)],
+        }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -188,11 +188,6 @@ class Side:
             )
         return turn
 
-    def plan(self) -> str:
-        """What the checkpoint of each layer is, as a person reads it."""
-        info = self.engine.info
-        return f"{info.num_layers} {info.checkpoint_method}"
-
 
 def check_turn(what: str, turn: Turn, reference: Turn, dtype: torch.dtype) -> float:
     """Mean KL divergence, nats, over the tokens that both answered after the same ids.
