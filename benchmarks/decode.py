@@ -1,8 +1,9 @@
 """Decoding over a shared prefix: ours against the same without sharing, and against transformers.
 
 `shared_vs_unshared`: the same pages and production kernels, reading the prefix once a step or once
-a row. `vs_transformers`: its model with a DynamicCache in the same dtype. `flatness`: tokens per
-second with a long prefix over those with a short one, both shared (1: the prefix costs nothing).
+a row. `vs_transformers`: its model with a DynamicCache in the same dtype, with whichever of its
+attentions is faster (`transformers_attention`, by batch). `flatness`: tokens per second with a
+long prefix over those with a short one, both shared (1: the prefix costs nothing).
 Every step is run by both sides in turn on the same token ids, and their logits are compared.
 """
 
@@ -106,6 +107,7 @@ class Benchmark:
             raise Refused(f"{longest} tokens are needed; the model's context holds {limit}")
         self.shared_vs_unshared: list[Comparison] = []
         self.vs_transformers: list[Comparison] = []
+        self.peer_attention: dict[str, str] = {}  # transformers' fastest, by batch
         self.shared_s: dict[tuple[int, int], float] = {}  # (batch, prefix) -> seconds a step
 
     def run(self, transformers: TransformersSide) -> None:
@@ -181,6 +183,8 @@ class Benchmark:
         decoding = self.decoding
         decoding.rewind(self.sizes.suffix + 1)
         transformers.begin(decoding, batch)
+        transformers.choose_attention([seq.ids[-1] for seq in decoding.sequences[:batch]])
+        self.peer_attention[str(batch)] = transformers.attention
         ours_s: list[float] = []
         theirs_s: list[float] = []
         divergences: list[float] = []
@@ -257,6 +261,7 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
         "shared_vs_unshared": benchmark.rows(benchmark.shared_vs_unshared, peak),
         "vs_transformers": benchmark.rows(benchmark.vs_transformers, peak),
+        "transformers_attention": benchmark.peer_attention,
         "flatness": benchmark.flatness(),
     }
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from benchmarks.decoding import Decoding
 
+ATTENTIONS = ("sdpa", "eager")  # of its own, those that run on every CPU
+
 
 class TransformersSide:
     """Owns transformers' model and, for one batch at a time, its cache."""
@@ -23,6 +25,7 @@ class TransformersSide:
         self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
         self._model.eval()
         self._cache: Any = None
+        self.attention = ""  # the one in use
 
     @torch.inference_mode()
     def last_logits(self, ids: list[int]) -> Tensor:
@@ -52,6 +55,16 @@ class TransformersSide:
                 k = torch.cat([prefix[layer, 0].expand(shape), k], dim=2)
                 v = torch.cat([prefix[layer, 1].expand(shape), v], dim=2)
             self._cache.update(k.contiguous(), v.contiguous(), layer)
+
+    def choose_attention(self, tokens: list[int]) -> None:
+        """Go on with the attention that runs a step of this batch fastest; nothing advances."""
+        seconds = {}
+        for name in ATTENTIONS:
+            self._model.set_attn_implementation(name)
+            seconds[name] = self.step(tokens)[0]
+            self._cache.crop(-1)
+        self.attention = min(seconds, key=seconds.__getitem__)
+        self._model.set_attn_implementation(self.attention)
 
     @torch.inference_mode()
     def step(self, tokens: list[int]) -> tuple[float, Tensor]:
