@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from engine.batch import Segment
 from engine.config import EngineConfig
-from engine.memory.kv_cache import KVCache
-from engine.memory.page_pool import PAGE_SIZE, PagePool
+from engine.loading import load
 from engine.messages import (
     Cancel,
     Delta,
     Done,
-    EngineInfo,
     EngineStats,
     Failed,
     FailureKind,
@@ -37,25 +31,14 @@ from engine.messages import (
 )
 from engine.model.output import OutputText
 from engine.model.sampler import PenaltyState, sample
-from engine.model.source import read_model_config
-from engine.model.tokenizer import ChatTokenizer
-from engine.model.weights import load_weights
-from engine.model_runner import ModelRunner
 from engine.request import Request, State, Work, now
-from engine.restoration.checkpoint import Recorder
 from engine.restoration.chunk_store import ChunkStore
-from engine.restoration.plan import choose_plan
-from engine.restoration.restorer import Restorer
-from engine.scheduler import Scheduler
-from kernels.threading import configure_torch
-from kernels.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
 RESTORE_SLICE_S = 0.008  # of a step, while others decode or read their prompts
 RESTORE_ALONE_S = 0.1
 PROGRESS_S = 0.1  # between two progress messages of one request
-BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 class Engine:
@@ -67,86 +50,24 @@ class Engine:
     def __init__(
         self, config: EngineConfig, store: ChunkStore | None, emit: Callable[[FromEngine], None]
     ) -> None:
-        """Load the model and make ready. Raises ModelError."""
-        began = time.perf_counter()
-        configure_torch(config.num_threads)
-        model_dir = Path(config.model_dir)
-        geometry = read_model_config(model_dir)
-        dtype = resolve_dtype(config.dtype)
-        page_bytes = KVCache.bytes_per_page(
-            geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, dtype
-        )
-        num_pages = config.kv_memory_bytes // page_bytes
-        if num_pages < 4:
-            raise ValueError(
-                f"kv_memory is {config.kv_memory_bytes} bytes; this model needs at least "
-                f"{4 * page_bytes}"
-            )
-        own_limit = config.max_context or geometry.max_position_embeddings
-        self.context_length = min(
-            own_limit, geometry.max_position_embeddings, (num_pages - 2) * PAGE_SIZE
-        )
-        weights = load_weights(model_dir, geometry, dtype, self.context_length)
-        warm_up(dtype, geometry.head_dim)
-        self.tokenizer = ChatTokenizer(model_dir)
-        self._eos = frozenset(geometry.eos_token_ids)
-        cache = KVCache(
-            geometry.num_layers, num_pages, geometry.num_kv_heads, geometry.head_dim, dtype
-        )
-        kv_size = geometry.num_kv_heads * geometry.head_dim
-        plan = choose_plan(
-            config.checkpoint_method, geometry.num_layers, geometry.hidden_size, kv_size
-        )
-        self._recorder: Recorder | None = None
-        if store is not None:
-            store.collect(weights.fingerprint)
-            self._recorder = Recorder(
-                plan,
-                cache,
-                store,
-                weights.fingerprint,
-                geometry.hidden_size,
-                config.staging_bytes,
-            )
-        self._runner = ModelRunner(weights, cache, self._recorder, config.share_prefix)
-        restorer = Restorer(
-            store, self._recorder, cache, self._runner.decoder.restore, weights.fingerprint
-        )
-        self.scheduler = Scheduler(
-            PagePool(num_pages),
-            restorer,
-            max_batch=config.max_batch,
-            prefill_chunk=config.prefill_chunk,
-        )
+        """Load the model and make ready. Raises ModelError, and ValueError for a bad setting."""
+        parts = load(config, store)
+        self.info = parts.info
+        self.context_length = parts.info.context_length
+        self.tokenizer = parts.tokenizer
+        self.runner = parts.runner
+        self.scheduler = parts.scheduler
+        self._recorder = parts.recorder
+        self._eos = parts.eos_token_ids
         self._config = config
         self._store = store
         self._emit = emit
         self._requests: dict[str, Request] = {}
-        self._pending_forget: deque[tuple[int, list[str]]] = deque()
-        self._progress: dict[str, float] = {}
+        self._progress: dict[str, float] = {}  # when each request last told how far it is
         self._counters = dict.fromkeys(
             ("steps", "decoded", "prefilled", "restored", "recomputed", "rejected"), 0
         )
         self._last_step = now()
-        item = dtype.itemsize
-        self.info = EngineInfo(
-            model_name=config.model_name,
-            family=geometry.family,
-            dtype="bf16" if dtype == torch.bfloat16 else "fp32",
-            num_layers=geometry.num_layers,
-            context_length=self.context_length,
-            vocab_size=geometry.vocab_size,
-            page_size=PAGE_SIZE,
-            num_pages=num_pages,
-            bytes_per_token_kv=page_bytes // PAGE_SIZE,
-            bytes_per_token_checkpoint=plan.bytes_per_token(geometry.hidden_size, kv_size, item),
-            checkpoint_method=plan.name if store is not None else "recompute",
-            checkpoint_reason=plan.reason
-            if store is not None
-            else "no checkpoint directory is set",
-            fingerprint=weights.fingerprint.hex(),
-            load_ms=(time.perf_counter() - began) * 1e3,
-        )
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -223,9 +144,9 @@ class Engine:
             tokens_prefilled=count["prefilled"],
             tokens_restored=count["restored"],
             tokens_recomputed=count["recomputed"],
-            prefix_tokens_shared=self._runner.prefix_tokens_shared,
+            prefix_tokens_shared=self.runner.prefix_tokens_shared,
             preemptions=scheduler.preemptions,
-            evictions=scheduler.evictions,
+            evictions=scheduler.resident.evictions,
             stripes_written=store.stripes_written if store is not None else 0,
             stripes_dropped=(recorder.stripes_dropped if recorder is not None else 0)
             + (store.stripes_dropped if store is not None else 0),
@@ -251,19 +172,19 @@ class Engine:
     def idle_tick(self) -> None:
         """Housekeeping while nothing runs: chats idle for long give their pages back."""
         self._last_step = now()
-        self.scheduler.evict_older_than(now() - self._config.idle_evict_s)
+        self.scheduler.resident.evict_older_than(now() - self._config.idle_evict_s)
 
     def step(self) -> None:
         """Advance everything by one step; returns soon, so that messages are seen."""
         self._last_step = now()
-        self.scheduler.evict_older_than(now() - self._config.idle_evict_s)
+        self.scheduler.resident.evict_older_than(now() - self._config.idle_evict_s)
         self._admit()
         self._restore()
         decode, prefill = self.scheduler.schedule()
         if not decode and not prefill:
             return
         self._mark_prefill(prefill)
-        batch, logits = self._runner.run(list(decode), list(prefill))
+        batch, logits = self.runner.run(list(decode), list(prefill))
         self._counters["steps"] += 1
         self._counters["decoded"] += len(decode)
         for segment, request in decode.items():
@@ -416,14 +337,3 @@ class Engine:
             return
         self._progress[request.id] = at
         self._emit(Status(request_id=request.id, phase=phase, done=done, total=total))
-
-
-def resolve_dtype(name: str) -> torch.dtype:
-    """`auto` is bf16 where the CPU has instructions for it, else fp32."""
-    if name == "auto":
-        try:
-            flags = Path("/proc/cpuinfo").read_text().split()
-        except OSError:
-            flags = []
-        name = "bf16" if any(flag in flags for flag in BF16_FLAGS) else "fp32"
-    return torch.bfloat16 if name == "bf16" else torch.float32

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from engine.batch import Segment
 from engine.memory.page_pool import PagePool, pages_for
 from engine.memory.prefix_tree import NodeState, PrefixNode, PrefixTree
-from engine.memory.sequence import Sequence, common_length
+from engine.memory.sequence import common_length
 from engine.request import NodeLoad, Request, State, WarmLoad, Work, now
+from engine.residency import Residency, same_prefix
 from engine.restoration.restore import RestoreJob
 from engine.restoration.restorer import Restorer
 
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Owns the queue, the running work, the page pool and the prefix tree. Engine thread only.
+    """Owns the queue, the running work and what is resident. Engine thread only.
 
     Requests start in order of arrival, as soon as their whole prompt fits; decode rows come first
     in a step, then prefill up to a budget of tokens. When a decode row finds no page, idle chats
@@ -29,17 +30,23 @@ class Scheduler:
     def __init__(
         self, pool: PagePool, restorer: Restorer, *, max_batch: int, prefill_chunk: int
     ) -> None:
-        self.pool = pool
-        self.tree = PrefixTree()
+        self.resident = Residency(pool, restorer)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission, the youngest last
         self.node_loads: list[NodeLoad] = []
         self.warm_loads: dict[str, WarmLoad] = {}
         self.preemptions = 0
-        self.evictions = 0
         self._restorer = restorer
         self._max_batch = max_batch
         self._prefill_chunk = prefill_chunk
+
+    @property
+    def pool(self) -> PagePool:
+        return self.resident.pool
+
+    @property
+    def tree(self) -> PrefixTree:
+        return self.resident.tree
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -64,14 +71,14 @@ class Scheduler:
                 self._leave_node(node)
                 return False
         warm = self._adopt_warm(request, node)
-        seq = self._resident(request, node) if warm is None else warm.sequence
+        seq = self.resident.take(request, node) if warm is None else warm.sequence
         ids = request.ids
         seq.ids = ids
         while not seq.reserve(len(ids) + 1, self.pool):
             if not self._evict_idle():
                 if warm is not None and warm.restore is not None:
                     warm.restore.cancel()
-                self._keep(request.chat_id, node, seq)
+                self.resident.keep(request.chat_id, node, seq)
                 self._leave_node(node)
                 return False
         request.node, request.seq = node, seq
@@ -91,30 +98,6 @@ class Scheduler:
             request.state = State.RESTORING
         return True
 
-    def can_ever_start(self, request: Request) -> bool:
-        """Whether the request would fit if it were alone."""
-        need = pages_for(request.position) + pages_for(len(request.ids) + 1)
-        return need <= self.pool.num_pages
-
-    def _resident(self, request: Request, node: PrefixNode | None) -> Sequence:
-        """The chat's own sequence, cut to what the request shares with it."""
-        entry = self.tree.take(request.chat_id)
-        if entry is not None:
-            held_node, seq = entry
-            if _digest(held_node) == _digest(node):
-                ids = request.ids
-                common = min(common_length(seq.ids[: seq.num_computed], ids), len(ids) - 1)
-                self._restorer.truncate(seq, common)
-                seq.truncate(common, self.pool)
-                return seq
-            self._drop(seq)
-        return self._new_sequence(request.chat_id, node)
-
-    @staticmethod
-    def _new_sequence(chat_id: str, node: PrefixNode | None) -> Sequence:
-        position, ancestors = (len(node), node.hash) if node is not None else (0, b"")
-        return Sequence(f"c-{chat_id}", [], position, ancestors)
-
     def _adopt_warm(self, request: Request, node: PrefixNode | None) -> WarmLoad | None:
         """A warm-up in progress whose tokens are those of the request's history."""
         warm = self.warm_loads.pop(request.chat_id, None)
@@ -122,7 +105,7 @@ class Scheduler:
             return None
         seq = warm.sequence
         matches = common_length(seq.ids, request.ids) == len(seq.ids) < len(request.ids)
-        if _digest(warm.node) == _digest(node) and matches:
+        if same_prefix(warm.node, node) and matches:
             self._leave_node(warm.node)
             return warm
         self._end_warm(warm, keep=False)
@@ -155,10 +138,10 @@ class Scheduler:
         if need > self.pool.num_free:
             return
         if entry is not None:
-            self.evict(chat_id)
+            self.resident.evict(chat_id)
         node = self.tree.node(prefix_ids)
         load = WarmLoad(chat_id)
-        load.node, load.seq = node, self._new_sequence(chat_id, node)
+        load.node, load.seq = node, self.resident.new_sequence(chat_id, node)
         load.seq.ids = list(history_ids)
         if node is not None:
             node.users += 1
@@ -278,18 +261,10 @@ class Scheduler:
         if request.restore is not None:
             request.restore.cancel()
             request.restore = None
-        seq.truncate(seq.num_computed, self.pool)
-        self._restorer.truncate(seq, seq.num_computed)
+        self.resident.truncate(seq, seq.num_computed)
         self._restorer.flush(seq)
-        self._keep(request.chat_id, request.node, seq)
+        self.resident.keep(request.chat_id, request.node, seq)
         self._leave_node(request.node)
-
-    def _keep(self, chat_id: str, node: PrefixNode | None, seq: Sequence) -> None:
-        if seq.num_computed == 0:
-            self._drop(seq)
-            return
-        seq.truncate(seq.num_computed, self.pool)
-        self.tree.keep(chat_id, node, seq, now())
 
     def forget(self, chat_id: str) -> None:
         """Drop what is resident of a chat that is not running."""
@@ -297,47 +272,31 @@ class Scheduler:
         if warm is not None:
             self._end_warm(warm, keep=False)
         if chat_id in self.tree.chats:
-            self.evict(chat_id)
-
-    def evict(self, chat_id: str) -> None:
-        """Give the pages of a resident chat back."""
-        self._restorer.drop(self.tree.chats[chat_id][1])
-        self.tree.evict_chat(chat_id, self.pool)
-
-    def evict_older_than(self, limit: float) -> None:
-        """Evict chats last used before `limit` (monotonic seconds)."""
-        while (oldest := self.tree.oldest_chat()) is not None and oldest[1] < limit:
-            self.evict(oldest[0])
-            self.evictions += 1
+            self.resident.evict(chat_id)
 
     def reset(self) -> None:
         """Drop all work and all memory after a step failed; nothing of it can be trusted."""
         for work in (*self.node_loads, *self.running, *self.warm_loads.values()):
             if work.restore is not None:
                 work.restore.cancel()
-            self._drop(work.sequence)
-        for chat_id in list(self.tree.chats):
-            self.evict(chat_id)
-        for node in self.tree.nodes.values():
-            self._drop(node.seq)
+            self.resident.drop(work.sequence)
+        self.resident.clear()
         self.waiting.clear()
         self.running.clear()
         self.node_loads.clear()
         self.warm_loads.clear()
-        self.tree = PrefixTree()
 
     def check(self) -> None:
         """Assert that every page is held by exactly those that should hold it."""
-        work = [*self.running, *self.warm_loads.values()]
-        self.pool.check([*self.tree.held(), *(w.sequence.page_ids for w in work)])
+        self.resident.check(w.sequence for w in (*self.running, *self.warm_loads.values()))
 
     def _end_warm(self, warm: WarmLoad, *, keep: bool) -> None:
         if warm.restore is not None:
             warm.restore.cancel()
         if keep:
-            self._keep(warm.chat_id, warm.node, warm.sequence)
+            self.resident.keep(warm.chat_id, warm.node, warm.sequence)
         else:
-            self._drop(warm.sequence)
+            self.resident.drop(warm.sequence)
         self._leave_node(warm.node)
 
     def _evict_idle(self) -> bool:
@@ -346,12 +305,7 @@ class Scheduler:
             _, warm = self.warm_loads.popitem()
             self._end_warm(warm, keep=False)
             return True
-        oldest = self.tree.oldest_chat()
-        if oldest is not None:
-            self.evict(oldest[0])
-            self.evictions += 1
-            return True
-        return self.tree.evict_node(self.pool)
+        return self.resident.evict_one()
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's memory; it starts again, first in the queue."""
@@ -362,7 +316,7 @@ class Scheduler:
             request.restore.cancel()
             request.restore = None
         self._restorer.flush(request.sequence)
-        self._drop(request.sequence)
+        self.resident.drop(request.sequence)
         self._leave_node(request.node)
         request.node = request.seq = None
         request.todo = []
@@ -370,16 +324,8 @@ class Scheduler:
         self.waiting.appendleft(request)
         logger.info("preempted request %s: no free page", request.id)
 
-    def _drop(self, seq: Sequence) -> None:
-        self._restorer.drop(seq)
-        seq.release(self.pool)
-
     @staticmethod
     def _leave_node(node: PrefixNode | None) -> None:
         if node is not None:
             node.users -= 1
             node.last_used = now()
-
-
-def _digest(node: PrefixNode | None) -> str:
-    return "" if node is None else node.digest

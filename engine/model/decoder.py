@@ -22,7 +22,7 @@ class Decoder:
 
     def __init__(self, weights: Weights, cache: KVCache) -> None:
         self.weights = weights
-        self._cache = cache
+        self.cache = cache
         c = weights.config
         self._q_width = c.num_heads * c.head_dim
         self._kv_width = c.num_kv_heads * c.head_dim
@@ -35,7 +35,7 @@ class Decoder:
         `record(layer, hidden)` sees the input of each layer before its norm, [num_tokens,
         hidden_size]; it must copy what it keeps.
         """
-        w, cache = self.weights, self._cache
+        w, cache = self.weights, self.cache
         eps = w.config.rms_norm_eps
         hidden = w.embedding[batch.token_ids]
         attended = torch.empty((batch.num_tokens, self._q_width), dtype=w.dtype)
@@ -69,7 +69,7 @@ class Decoder:
         """
         w = self.weights
         weights = w.layers[layer]
-        k_cache, v_cache = self._cache.k[layer], self._cache.v[layer]
+        k_cache, v_cache = self.cache.k[layer], self.cache.v[layer]
         restore_kv(
             hidden,
             weights.input_norm,

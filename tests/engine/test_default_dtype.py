@@ -155,4 +155,4 @@ def kv_of(harness: Harness, chat: str, num_tokens: int) -> Tensor:
     """K and V of a resident chat's first tokens, [layers, 2, tokens, heads, head_dim]."""
     _, seq, _ = harness.engine.scheduler.tree.chats[chat]
     slots = [page * 64 + offset for page in seq.page_ids for offset in range(64)][:num_tokens]
-    return harness.engine._runner.decoder._cache.kv[:, :, slots].clone()
+    return harness.engine.runner.decoder.cache.kv[:, :, slots].clone()

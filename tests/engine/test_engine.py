@@ -66,7 +66,7 @@ def test_cancel_gives_pages_back_at_once(make_engine: HarnessFactory, steps: int
     assert done.finish == "cancelled"
     assert done.stats.tokens_out == len(harness.ids(request))
     harness.run()
-    harness.engine.scheduler.evict_older_than(float("inf"))
+    harness.engine.scheduler.resident.evict_older_than(float("inf"))
     harness.engine.scheduler.check()
     while harness.engine.scheduler.tree.evict_node(harness.engine.scheduler.pool):
         pass

@@ -114,7 +114,7 @@ def test_restored_chat_answers_as_if_never_gone(
     else:
         assert harness.store is not None
         assert harness.store.flush(10.0)
-        harness.engine.scheduler.evict("a")
+        harness.engine.scheduler.resident.evict("a")
     new = tokens(9, 8)
     request = harness.submit(new, prefix=PREFIX, history=history, computed=computed)
     harness.run()
