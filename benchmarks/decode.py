@@ -25,7 +25,7 @@ from benchmarks.machine import Peak
 from benchmarks.report import Options, Refused, Row, floor_shares, progress, run
 from benchmarks.texts import text_ids
 from benchmarks.transformers_side import TransformersSide
-from engine.engine import resolve_dtype
+from engine.loading import resolve_dtype
 from kernels.threading import configure_torch
 
 MIN_STEPS = 2

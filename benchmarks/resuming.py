@@ -174,7 +174,7 @@ class Side:
         chat, engine, store = self._chat, self.engine, self._store
         assert store is not None
         if CHAT in engine.scheduler.tree.chats:
-            engine.scheduler.evict(CHAT)
+            engine.scheduler.resident.evict(CHAT)
         store.flush(60.0)
         store.bytes_per_s = bytes_per_s
         drop_from_page_cache(self._directory)

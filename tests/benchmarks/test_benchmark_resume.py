@@ -68,7 +68,8 @@ def test_the_last_line_keeps_the_contract(quick: Quick) -> None:
         assert row["tokens"] == 200
         assert row["prefix"] == 90
         assert 0 < row["restore_ms"] <= row["ttft_ms"] + 50
-        assert row["disk_mbps"] == (5 if row["throttled"] else round(result["raw_disk_mbps"]))
+        disk_mbps = 5 if row["throttled"] else result["raw_disk_mbps"]
+        assert abs(row["disk_mbps"] - disk_mbps) <= 1  # both are rounded
     bytes_of = {row["method"]: row["bytes"] for row in rows}
     assert bytes_of["recompute"] == 0
     # the last stripe, of 8 tokens, was extended by the answer that was given next

@@ -199,13 +199,13 @@ def test_others_decode_while_a_chat_is_restored(
     answer, _ = ask(harness, [], first)
     make_engine.close(harness)
     harness = make_engine(disk=tmp_path, checkpoint_method="hidden")
-    running = harness.submit(tokens(10, 22), chat="b", prefix=PREFIX, max_tokens=40)
+    running = harness.submit(tokens(10, 26), chat="b", prefix=PREFIX, max_tokens=40)
     while len(harness.ids(running)) < 3:
         harness.step()
-    history, new = first + answer, tokens(5, 23)
+    history, new = first + answer, tokens(5, 34)
     request = harness.submit(new, prefix=PREFIX, history=history, computed=len(history) - 1)
     harness.run()
     assert harness.ids(request) == oracle.greedy(PREFIX + history + new, MAX_TOKENS)
-    assert harness.ids(running) == oracle.greedy(PREFIX + tokens(10, 22), 40)
+    assert harness.ids(running) == oracle.greedy(PREFIX + tokens(10, 26), 40)
     phases = [s.phase for s in harness.statuses(request)]
     assert "restoring" in phases
