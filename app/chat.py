@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 import time
@@ -23,7 +24,7 @@ import msgspec
 from app.faults import ChatMoved, InvalidField, NotRetryable, WrongModel
 from app.message_text import clean_text, title_of
 from app.streams import LiveTurn, TurnHub
-from app.turn_records import history_of, outcome_of
+from app.turn_records import Outcome, history_of, outcome_of
 from app.upkeep import Upkeep
 from engine.client import Engine, Reservation, TurnStream
 from engine.errors import ContextOverflow, EngineUnavailable
@@ -35,6 +36,7 @@ from sessions.repository import Repository
 
 logger = logging.getLogger(__name__)
 
+STORE_AGAIN_S = (1.0, 2.0, 5.0, 15.0, 30.0)  # then every 30 s
 RETRYABLE = frozenset({"interrupted", "failed", "stopped"})
 
 
@@ -59,6 +61,7 @@ class ChatService:
         self._max_message_chars = max_message_chars
         self._starting: set[str] = set()  # chats between check and commit of a turn
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closing = False
 
     @property
     def context_limit(self) -> int:
@@ -234,21 +237,34 @@ class ChatService:
         server_ttft_ms = None if first_token_at is None else (first_token_at - received_at) * 1e3
         outcome = outcome_of(end, self._engine.info, server_ttft_ms)
         try:
-            await self._repository.finish_turn(
-                live.turn_id,
-                status=outcome.status,
-                finish_reason=outcome.finish_reason,
-                error=outcome.error,
-                text=live.text,
-                token_ids=live.token_ids,
-                latency=outcome.latency,
-            )
-        except Exception:
-            # Its progress is stored; the next start marks it interrupted.
-            logger.exception("the end of turn %s could not be stored", live.turn_id)
+            await self._store_end(live, outcome)
         finally:
             self._tasks.pop(live.turn_id, None)
             self._hub.close(live)
+
+    async def _store_end(self, live: LiveTurn, outcome: Outcome) -> None:
+        """Store the answer; a database that refuses (a full disk) is asked again and again.
+
+        When the server ends meanwhile, the saved progress stands and the next start marks the
+        answer as interrupted.
+        """
+        for delay_s in itertools.chain(STORE_AGAIN_S, itertools.repeat(STORE_AGAIN_S[-1])):
+            try:
+                await self._repository.finish_turn(
+                    live.turn_id,
+                    status=outcome.status,
+                    finish_reason=outcome.finish_reason,
+                    error=outcome.error,
+                    text=live.text,
+                    token_ids=live.token_ids,
+                    latency=outcome.latency,
+                )
+                return
+            except Exception:
+                logger.exception("the end of turn %s could not be stored", live.turn_id)
+            if self._closing:
+                return
+            await asyncio.sleep(delay_s)
 
     async def stop(self, turn_id: str) -> None:
         """Stop a turn; returns when the engine confirmed it and the answer so far is stored."""
@@ -291,6 +307,7 @@ class ChatService:
 
     async def close(self) -> None:
         """End every running turn as interrupted, with what it has."""
+        self._closing = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -23,7 +23,7 @@ from app.settings import (
 )
 from engine.errors import EngineError
 from sessions.errors import SessionsError
-from sessions.migrate import is_outdated, require_current, upgrade
+from sessions.migrate import expire_backups, is_outdated, require_current, upgrade
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,6 +84,7 @@ def serve(migrate: bool, **options: Any) -> None:
             if migrate:
                 upgrade(settings.database_path, settings.backup_dir, click.echo)
             require_current(settings.database_path)
+            expire_backups(settings.backup_dir)
             run_server(settings)
         except (SessionsError, EngineError) as error:
             raise click.ClickException(str(error)) from error

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import app.chat
 from app.settings import Settings
 from engine.turn_stream import Places
 from tests.app.fake_engine import CONTROL_TOKENS, FakeEngine
@@ -369,3 +370,31 @@ async def test_after_a_restart_running_answers_are_interrupted_with_what_they_ha
         turn.end()
         assert "one, two, three" in text_of(await ended(again, chat_id))
     await browser.http.aclose()
+
+
+async def test_a_database_that_refuses_the_end_is_asked_again(
+    browser: Browser, server: Server, web_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.chat, "STORE_AGAIN_S", (0.05,))
+    repository = server.app.state.repository
+    finish_turn = repository.finish_turn
+    failures: list[object] = []
+
+    async def refuse_twice(*args: Any, **options: Any) -> Any:
+        if len(failures) < 2:
+            failures.append(args)
+            raise sqlite3.OperationalError("database or disk is full")
+        return await finish_turn(*args, **options)
+
+    monkeypatch.setattr(repository, "finish_turn", refuse_twice)
+    chat_id = await browser.new_chat("Hello")
+    turn = await server.engine.next_turn(0)
+    turn.say("Hello to you")
+    turn.end()
+    page = await ended(browser, chat_id)
+    assert len(failures) == 2
+    assert "Hello to you" in text_of(page)
+    assert rows(web_settings, "SELECT status FROM message WHERE role = 'assistant'") == [
+        ("complete",)
+    ]
+    assert (await browser.say(chat_id, "And again")).status_code == 303

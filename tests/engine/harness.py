@@ -193,9 +193,15 @@ class Oracle:
 
         self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
-    @torch.inference_mode()
     def greedy(self, prompt: list[int], max_tokens: int, eos: int = 2) -> list[int]:
         """Greedy ids without the end-of-turn token; fails when a choice is nearly a tie."""
+        ids, gap = self.choices(prompt, max_tokens, eos)
+        assert gap > 5e-3, f"the oracle's choice is nearly a tie ({gap}); take other ids"
+        return ids
+
+    @torch.inference_mode()
+    def choices(self, prompt: list[int], max_tokens: int, eos: int = 2) -> tuple[list[int], float]:
+        """Greedy ids, and the smallest gap between the two best logits of any of them."""
         generated = self.model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -206,9 +212,7 @@ class Oracle:
             output_logits=True,
             return_dict_in_generate=True,
         )
-        for logits in generated.logits:
-            best = torch.topk(logits[0], 2).values
-            gap = float(best[0] - best[1])
-            assert gap > 5e-3, f"the oracle's choice is nearly a tie ({gap}); take other ids"
+        best = [torch.topk(logits[0], 2).values for logits in generated.logits]
         ids: list[int] = generated.sequences[0, len(prompt) :].tolist()
-        return ids[:-1] if ids and ids[-1] == eos else ids
+        gap = min(float(first - second) for first, second in best)
+        return ids[:-1] if ids and ids[-1] == eos else ids, gap
