@@ -63,7 +63,7 @@ class Engine:
         self._store = store
         self._emit = emit
         self._requests: dict[str, Request] = {}
-        self._progress: dict[str, float] = {}  # when each request last told how far it is
+        self._progress: dict[str, tuple[Phase, float]] = {}  # what each request last told, and when
         self._counters = dict.fromkeys(
             ("steps", "decoded", "prefilled", "restored", "recomputed", "rejected"), 0
         )
@@ -331,9 +331,10 @@ class Engine:
             self._store.flush(timeout_s=10.0)
 
     def _report(self, request: Request, phase: Phase, done: int, total: int) -> None:
-        """Tell how far a request is, at most every `PROGRESS_S` seconds."""
+        """Tell how far a request is: each new phase, then at most every `PROGRESS_S` seconds."""
         at = now()
-        if at - self._progress.get(request.id, 0.0) < PROGRESS_S and done:
+        last_phase, last_at = self._progress.get(request.id, ("", 0.0))
+        if phase == last_phase and at - last_at < PROGRESS_S:
             return
-        self._progress[request.id] = at
+        self._progress[request.id] = (phase, at)
         self._emit(Status(request_id=request.id, phase=phase, done=done, total=total))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
+import numba.core.config as numba_config
 from llvmlite import ir
 from numba.core import cgutils as numba_cgutils
 from numba.core import types
@@ -18,6 +19,7 @@ from numba.extending import intrinsic
 from kernels import compile_cache as compile_cache  # before any function is compiled
 
 cgutils: Any = numba_cgutils  # untyped
+_config: Any = numba_config  # its settings are made at run time
 
 LANES = 16
 VECTOR_BYTES = 4 * LANES
@@ -40,7 +42,16 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]  # llvmlite has no bfloat of
 
 PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
-HAS_BF16_DOT: bool = bool(llvm.get_host_cpu_features().get("avx512bf16", False))
+
+def _has_bf16_dot() -> bool:
+    """Whether the CPU that numba compiles for (NUMBA_CPU_FEATURES, else this one) has it."""
+    asked: str | None = _config.CPU_FEATURES
+    if asked is not None:
+        return "+avx512bf16" in asked.split(",")
+    return bool(llvm.get_host_cpu_features().get("avx512bf16", False))
+
+
+HAS_BF16_DOT = _has_bf16_dot()
 
 
 def vector_intrinsic(function: Callable[..., Any]) -> Any:
@@ -145,13 +156,17 @@ def tile_product(  # type: ignore[no-untyped-def]
 
     rows, vectors, pairs, scaled are literals. B: a row of vectors per step. pairs = 1: A and B are
     pairs of bf16 along k in 32 bits and the products are summed in fp32; pairs = 0: fp32.
-    scaled = 1 starts from C times the vectors at `factor`, scaled = 0 from zero.
+    scaled = 1 starts from C times the vectors at `factor`, scaled = 0 from zero. On a CPU without
+    the instruction for pairs, that variant is compiled as a trap: nothing may call it there.
     Each step asks for one cache line ahead: `ahead_lines` of each row of `ahead_row` bytes.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
     is_pairs, is_scaled = bool(pairs.literal_value), bool(scaled.literal_value)
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        if is_pairs and not HAS_BF16_DOT:
+            ir_call(builder, "llvm.trap", ir.VoidType(), [])
+            return context.get_dummy_value()
         a, a_row, a_step, b, b_step, c, c_row, factor, steps = args[4:13]
         ahead, ahead_row, ahead_lines = args[13:]
         cells = [(i, j) for i in range(num_rows) for j in range(num_vectors)]

@@ -1,0 +1,51 @@
+"""The attention kernels on a CPU without AVX-512, as numba would compile them there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import torch
+from kernels.attention import PrefillMeta, PrefixGroups, prefill_attention, prefix_attention
+from kernels.vector_ir import HAS_BF16_DOT
+from kernels.warm_up import warm_up
+assert not HAS_BF16_DOT
+torch.manual_seed(0)
+for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+    warm_up(dtype)
+    q = torch.randn(5, 6, 64).to(dtype)
+    k, v = (torch.randn(192, 2, 64).to(dtype) for _ in range(2))
+    wide = [t.float().repeat_interleave(3, dim=1)[:130] for t in (k, v)]
+    scores = torch.einsum("qhd,khd->hqk", q.float(), wide[0]) / 8
+    for causal in (False, True):
+        out, lse = torch.full((5, 6, 64), float("nan")), torch.full((5, 6), float("nan"))
+        if causal:
+            scores = scores.masked_fill(torch.arange(130) > 125 + torch.arange(5)[:, None], -1e30)
+            meta = PrefillMeta.build([0, 5], [[0, 1, 2]], [130])
+            prefill_attention(q, k, v, meta, 0.125, out, lse)
+        else:
+            groups = PrefixGroups.build([(0, 5, [0, 1, 2], 130)], 5)
+            prefix_attention(q, k, v, groups, 0.125, out, lse)
+        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), wide[1])
+        assert (out - expected).abs().max() < limit, (dtype, causal)
+        assert (lse - scores.logsumexp(-1).T).abs().max() < limit
+"""
+
+
+def test_attention_without_avx512(tmp_path: Path) -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    if "avx2" not in flags:
+        pytest.skip("only x86-64 with AVX2 can compile for a Haswell")
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment, cwd=ROOT)
