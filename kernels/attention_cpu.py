@@ -36,20 +36,20 @@ UNMASKED = 1 << 40  # a span's causal base when its rows see all keys
 
 
 @jit
-def _block_tokens(tokens, group):  # type: ignore[no-untyped-def]
+def _block_tokens(tokens, group):
     """Tokens of a block of rows: as few blocks as MAX_ROWS allows, of equal size."""
     blocks = (tokens + MAX_ROWS // group - 1) // (MAX_ROWS // group)
     return (tokens + blocks - 1) // blocks
 
 
 @jit
-def _head_chunk(kv_heads, dim, rows, narrow):  # type: ignore[no-untyped-def]
+def _head_chunk(kv_heads, dim, rows, narrow):
     """KV heads that share a pass over the keys, so that pages are read in one piece."""
     return 1 if narrow else max(1, min(kv_heads, MAX_HEADS, CHUNK_SUMS // (dim * rows)))
 
 
 @jit
-def _finish_part(part, state, dim, group, all_heads, out, lse):  # type: ignore[no-untyped-def]
+def _finish_part(part, state, dim, group, all_heads, out, lse):
     rows = part[5]
     for i in range(part[2]):
         finish(
@@ -59,7 +59,7 @@ def _finish_part(part, state, dim, group, all_heads, out, lse):  # type: ignore[
 
 
 @jit
-def _share(  # type: ignore[no-untyped-def]
+def _share(
     kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, pages, out, lse, narrow, low, high,
     home, parts,
 ):
@@ -112,7 +112,7 @@ def _share(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _merge_parts(parts, scratch, size, dim, group, heads, out, lse):  # type: ignore[no-untyped-def]
+def _merge_parts(parts, scratch, size, dim, group, heads, out, lse):
     """Join the pieces of items that were cut between threads; pieces come in order."""
     whole, place = 0, 0
     for index in range(2 * parts.shape[0]):
@@ -133,7 +133,7 @@ def _merge_parts(parts, scratch, size, dim, group, heads, out, lse):  # type: ig
         _finish_part(parts[whole // 2, whole % 2], place, dim, group, heads, out, lse)
 
 
-def _part(a):  # type: ignore[no-untyped-def]
+def _part(a):
     cost, size, count = word(a, 1), word(a, 2), word(a, 3)
     t, threads = np.int64(thread_number()), np.int64(team_size())
     _share(
@@ -149,7 +149,7 @@ PART = Worker(_part)
 
 
 @jit
-def run_spans(  # type: ignore[no-untyped-def]
+def run_spans(
     kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, spans, pages, num_rows, out, lse,
     scratch, threads, part,
 ):
@@ -194,7 +194,7 @@ def run_spans(  # type: ignore[no-untyped-def]
 
 
 @jit
-def run_rows(  # type: ignore[no-untyped-def]
+def run_rows(
     kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, seq_lens, pages, table_row, num_rows,
     out, lse, scratch, threads, part,
 ):

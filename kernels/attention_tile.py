@@ -52,13 +52,13 @@ def scratch_floats(dim: int) -> int:
 
 
 @jit
-def head_floats(dim, rows):  # type: ignore[no-untyped-def]
+def head_floats(dim, rows):
     """fp32 numbers of one head's running state: maximum, sum, factor, then sums [dim, rows]."""
     return STATE_ROWS + dim * rows
 
 
 @jit
-def _key_products(  # type: ignore[no-untyped-def]
+def _key_products(
     nv, pairs, a, a_row, b, row, c, steps, ahead, ahead_row, lines
 ):
     """Scores of 16 keys, [16, rows]: an accumulator block fits the registers whatever nv is."""
@@ -131,7 +131,7 @@ def _key_products(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _value_products(  # type: ignore[no-untyped-def]
+def _value_products(
     nv, pairs, a, a_step, b, row, c, factor, steps, ahead, ahead_row, lines
 ):
     """16 dimensions of the sums, [16, rows]: scaled by factor, plus V^T times the weights."""
@@ -216,7 +216,7 @@ def _value_products(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _softmax(nv, pairs, masked, scores, row_bytes, keys, scale, limits, state):  # type: ignore[no-untyped-def]
+def _softmax(nv, pairs, masked, scores, row_bytes, keys, scale, limits, state):
     for j in range(nv):
         at = 64 * j
         s, top = scores + at, state + at
@@ -233,7 +233,7 @@ def _softmax(nv, pairs, masked, scores, row_bytes, keys, scale, limits, state): 
 
 
 @jit
-def _pack_queries(kind, q, token, tokens, q_row, head, group, dim, rows, out):  # type: ignore[no-untyped-def]
+def _pack_queries(kind, q, token, tokens, q_row, head, group, dim, rows, out):
     """out [steps, rows]: 32 bits of every row per step, rows padded with zeros."""
     width = 4 if kind == FP32 else 2
     steps = dim // 2 if kind == BF16_DOT else dim
@@ -251,20 +251,20 @@ def _pack_queries(kind, q, token, tokens, q_row, head, group, dim, rows, out):  
 
 
 @jit
-def _widen(source, out, dim):  # type: ignore[no-untyped-def]
+def _widen(source, out, dim):
     for i in range(dim):
         bits = np.int32(np.uint32(load_u16(source + 2 * i)) << np.uint32(16))
         store_i32(out + 4 * i, bits)
 
 
 @jit
-def _slot(pages, page_at, key):  # type: ignore[no-untyped-def]
+def _slot(pages, page_at, key):
     page = np.int64(load_i32(pages + 4 * (page_at + key // PAGE_SIZE)))
     return page * PAGE_SIZE + key % PAGE_SIZE
 
 
 @jit
-def _prefetch(k, v, slot, slot_bytes, offset, size):  # type: ignore[no-untyped-def]
+def _prefetch(k, v, slot, slot_bytes, offset, size):
     """Ask for `size` bytes of the rows of eight keys."""
     for i in range(8):
         place = (slot + i) * slot_bytes + offset
@@ -273,7 +273,7 @@ def _prefetch(k, v, slot, slot_bytes, offset, size):  # type: ignore[no-untyped-
 
 
 @jit
-def _tile(  # type: ignore[no-untyped-def]
+def _tile(
     kind, k, v, slot_bytes, offset, dim, nv, scale, pages, page_at, start, keys, next_at,
     next_start, next_keys, masked, limits, queries, scores, values, keys_wide, zeros, state,
 ):
@@ -333,7 +333,7 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 @jit
-def segment(  # type: ignore[no-untyped-def]
+def segment(
     kind, q, q_row, k, v, kv_heads, dim, group, scale, head, heads, token, tokens, length, base,
     pages, page_at, first_tile, last_tile, primed, next_at, next_keys, state, work,
 ):
@@ -386,7 +386,7 @@ def segment(  # type: ignore[no-untyped-def]
 
 
 @jit
-def finish(state, rows, group, dim, heads, head, token, tokens, out, lse):  # type: ignore[no-untyped-def]
+def finish(state, rows, group, dim, heads, head, token, tokens, out, lse):
     sums = state + 4 * STATE_ROWS
     for row in range(tokens * group):
         total = load_f32(state + 4 * (row + MAX_ROWS))
@@ -404,7 +404,7 @@ def finish(state, rows, group, dim, heads, head, token, tokens, out, lse):  # ty
 
 
 @jit
-def combine(one, two, rows, dim):  # type: ignore[no-untyped-def]
+def combine(one, two, rows, dim):
     """Merge one head's state `two` into `one`."""
     for row in range(rows):
         a, b = load_f32(one + 4 * row), load_f32(two + 4 * row)
@@ -424,7 +424,7 @@ def combine(one, two, rows, dim):  # type: ignore[no-untyped-def]
 
 
 @jit
-def clear(out, lse, first, last, heads, dim):  # type: ignore[no-untyped-def]
+def clear(out, lse, first, last, heads, dim):
     for i in range(first * heads * dim, last * heads * dim):
         store_f32(out + 4 * i, np.float32(0.0))
     for i in range(first * heads, last * heads):

@@ -66,16 +66,14 @@ def _rounded(builder: Any, bf16: bool, value: Any) -> Any:
 
 
 @vector_intrinsic
-def rms_norm_row(  # type: ignore[no-untyped-def]
-    context, bf16, adds, x, residual, weight, out, vectors, inverse_dim, eps
-):
+def rms_norm_row(context, bf16, adds, x, residual, weight, out, vectors, inverse_dim, eps):
     """out = weight * cast(x * rsqrt(mean(x^2) + eps)); adds = 1: x += residual, written there.
 
     bf16 and adds are literals; inverse_dim and eps fp32.
     """
     is_bf16, is_adding = bool(bf16.literal_value), bool(adds.literal_value)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _, _, x, residual, weight, out, vectors, inverse_dim, eps = args
         squares = cgutils.alloca_once_value(builder, ir_constant(0.0))
         with cgutils.for_range(builder, vectors) as loop:
@@ -105,11 +103,11 @@ def rms_norm_row(  # type: ignore[no-untyped-def]
 
 
 @vector_intrinsic
-def silu_mul_row(context, bf16, gate, up, out, vectors):  # type: ignore[no-untyped-def]
+def silu_mul_row(context, bf16, gate, up, out, vectors):
     """out = cast(gate / (1 + exp(-gate))) * up; bf16 is a literal."""
     is_bf16 = bool(bf16.literal_value)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _, gate, up, out, vectors = args
         one = ir_constant(1.0)
         with cgutils.for_range(builder, vectors) as loop:
@@ -127,16 +125,14 @@ def silu_mul_row(context, bf16, gate, up, out, vectors):  # type: ignore[no-unty
 
 
 @vector_intrinsic
-def weighted_sum_row(  # type: ignore[no-untyped-def]
-    context, bf16, one, one_weight, two, two_weight, out, vectors
-):
+def weighted_sum_row(context, bf16, one, one_weight, two, two_weight, out, vectors):
     """out = one * one_weight + two * two_weight of fp32 rows; a row of weight 0 is not looked at.
 
     bf16 (a literal) is that of `out` alone; the weights are fp32.
     """
     is_bf16 = bool(bf16.literal_value)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _, one, one_weight, two, two_weight, out, vectors = args
         terms = []
         for address, weight in ((one, one_weight), (two, two_weight)):
@@ -156,7 +152,7 @@ def weighted_sum_row(  # type: ignore[no-untyped-def]
 
 
 @vector_intrinsic
-def rotate_row(context, bf16, lanes, x, cos, sin, out, half, groups):  # type: ignore[no-untyped-def]
+def rotate_row(context, bf16, lanes, x, cos, sin, out, half, groups):
     """Half-split rotary embedding of one head: out may be x; cos and sin fp32.
 
     bf16 and lanes are literals; half = head_dim / 2 elements = lanes * groups.
@@ -166,7 +162,7 @@ def rotate_row(context, bf16, lanes, x, cos, sin, out, half, groups):  # type: i
     wide, half_kind = ir.VectorType(F32, width), ir.VectorType(I16, width)
     bits_kind = ir.VectorType(ir.IntType(32), width)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _, _, x, cos, sin, out, half, groups = args
 
         def number(value: int) -> Any:
@@ -207,10 +203,10 @@ def rotate_row(context, bf16, lanes, x, cos, sin, out, half, groups):  # type: i
 
 
 @vector_intrinsic
-def copy_row(context, source, target, size):  # type: ignore[no-untyped-def]
+def copy_row(context, source, target, size):
     """Copy `size` bytes."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         source, target, size = args
         byte = ir.PointerType(ir.IntType(8))
         cgutils.raw_memcpy(

@@ -29,7 +29,7 @@ SERIAL_BYTES = 1 << 16  # below this a second thread costs more than it does
 
 
 @_jit
-def word(address, index):  # type: ignore[no-untyped-def]
+def word(address, index):
     """Entry of an int64 array."""
     return load_i64(address + 8 * index)
 
@@ -40,7 +40,7 @@ def _share(rows: int, part: int, parts: int) -> tuple[int, int]:
 
 
 @_jit
-def _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps):  # type: ignore[no-untyped-def]
+def _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps):
     row = (2 if bf16 else 4) * dim
     inverse = np.float32(1.0 / dim)
     for i in range(first, last):
@@ -56,7 +56,7 @@ def _norm(bf16, adds, x, x_row, residual, weight, out, first, last, dim, eps):  
             rms_norm_row(0, 0, a, r, weight, o, dim // 16, inverse, eps)
 
 
-def _norm_part(a):  # type: ignore[no-untyped-def]
+def _norm_part(a):
     first, last = _share(word(a, 0), thread_number(), team_size())
     eps = load_f64(a + 16)
     _norm(
@@ -69,7 +69,7 @@ NORM = Worker(_norm_part)
 
 
 @_jit
-def norm_rows(  # type: ignore[no-untyped-def]
+def norm_rows(
     bf16: Any, adds, x, x_row, residual, weight, out, rows, dim, eps, threads, part
 ):
     """RMS norm of every row; adds: of x + residual, which is written to residual."""
@@ -85,7 +85,7 @@ def norm_rows(  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _silu(bf16, x, x_row, out, first, last, dim):  # type: ignore[no-untyped-def]
+def _silu(bf16, x, x_row, out, first, last, dim):
     size = 2 if bf16 else 4
     for i in range(first, last):
         gate, o = x + i * x_row, out + i * size * dim
@@ -95,7 +95,7 @@ def _silu(bf16, x, x_row, out, first, last, dim):  # type: ignore[no-untyped-def
             silu_mul_row(0, gate, gate + size * dim, o, dim // 16)
 
 
-def _silu_part(a):  # type: ignore[no-untyped-def]
+def _silu_part(a):
     first, last = _share(word(a, 0), thread_number(), team_size())
     _silu(word(a, 3), word(a, 4), word(a, 5), word(a, 6), first, last, word(a, 7))
 
@@ -104,7 +104,7 @@ SILU = Worker(_silu_part)
 
 
 @_jit
-def silu_rows(bf16: Any, x, x_row, out, rows, dim, threads, part):  # type: ignore[no-untyped-def]
+def silu_rows(bf16: Any, x, x_row, out, rows, dim, threads, part):
     """cast(silu(gate)) * up; dim is that of the output."""
     if threads == 1 or rows * dim * 2 < SERIAL_BYTES // 4:
         _silu(bf16, x, x_row, out, 0, rows, dim)
@@ -115,7 +115,7 @@ def silu_rows(bf16: Any, x, x_row, out, rows, dim, threads, part):  # type: igno
 
 
 @_jit
-def _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim):  # type: ignore[no-untyped-def]
+def _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim):
     for i in range(first, last):
         a, b = load_f32(one_lse + 4 * i), load_f32(two_lse + 4 * i)
         top = max(a, b)
@@ -138,7 +138,7 @@ def _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim):  # typ
             store_f32(lse + 4 * i, level)
 
 
-def _merge_part(a):  # type: ignore[no-untyped-def]
+def _merge_part(a):
     first, last = _share(word(a, 0), thread_number(), team_size())
     _merge(
         word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9), first,
@@ -150,7 +150,7 @@ MERGE = Worker(_merge_part)
 
 
 @_jit
-def merge_rows(bf16: Any, one, one_lse, two, two_lse, out, lse, rows, dim, threads, part):  # type: ignore[no-untyped-def]
+def merge_rows(bf16: Any, one, one_lse, two, two_lse, out, lse, rows, dim, threads, part):
     """Merge two states of `rows` (tokens * heads) rows; lse = 0: the merged lse is not wanted."""
     if threads == 1 or rows * dim * 4 < SERIAL_BYTES:
         _merge(bf16, one, one_lse, two, two_lse, out, lse, 0, rows, dim)
@@ -163,7 +163,7 @@ def merge_rows(bf16: Any, one, one_lse, two, two_lse, out, lse, rows, dim, threa
 
 
 @_jit
-def _rotate(bf16, x, cos, out, dim):  # type: ignore[no-untyped-def]
+def _rotate(bf16, x, cos, out, dim):
     half = dim // 2
     sin = cos + 4 * half
     if bf16:
@@ -178,7 +178,7 @@ def _rotate(bf16, x, cos, out, dim):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _write(  # type: ignore[no-untyped-def]
+def _write(
     bf16, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots, k_cache,
     v_cache, first, last,
 ):
@@ -194,7 +194,7 @@ def _write(  # type: ignore[no-untyped-def]
         copy_row(v + i * v_row, v_cache + slot, kv_heads * size)
 
 
-def _write_part(a):  # type: ignore[no-untyped-def]
+def _write_part(a):
     first, last = _share(word(a, 0), thread_number(), team_size())
     _write(
         word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9),
@@ -207,7 +207,7 @@ WRITE = Worker(_write_part)
 
 
 @_jit
-def write_rows(  # type: ignore[no-untyped-def]
+def write_rows(
     bf16: Any, q, q_row, heads, k, k_row, v, v_row, kv_heads, dim, table, positions, slots,
     k_cache, v_cache, rows, threads, part,
 ):
@@ -227,7 +227,7 @@ def write_rows(  # type: ignore[no-untyped-def]
 
 
 @_jit
-def copy_rows(to_cache: Any, rows, stride, slots, k_cache, v_cache, size, count):  # type: ignore[no-untyped-def]
+def copy_rows(to_cache: Any, rows, stride, slots, k_cache, v_cache, size, count):
     """Rows of K then V, `size` bytes each, to (or from) their slots."""
     for i in range(count):
         row, slot = rows + i * stride, load_i64(slots + 8 * i) * size

@@ -133,7 +133,7 @@ def ir_prefetch(builder: Any, address: Any) -> None:
 
 
 @vector_intrinsic
-def tile_product(  # type: ignore[no-untyped-def]
+def tile_product(
     context,
     rows,
     vectors,
@@ -163,7 +163,7 @@ def tile_product(  # type: ignore[no-untyped-def]
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
     is_pairs, is_scaled = bool(pairs.literal_value), bool(scaled.literal_value)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         if is_pairs and not HAS_BF16_DOT:
             ir_call(builder, "llvm.trap", ir.VoidType(), [])
             return context.get_dummy_value()
@@ -226,7 +226,7 @@ def tile_product(  # type: ignore[no-untyped-def]
 
 
 @vector_intrinsic
-def softmax_column(  # type: ignore[no-untyped-def]
+def softmax_column(
     context, pairs, masked, scores, score_step, keys, scale, limits, top, total, factor, weights
 ):
     """One vector of rows of a score tile -> weights; updates the running maximum and sum.
@@ -239,7 +239,7 @@ def softmax_column(  # type: ignore[no-untyped-def]
     """
     is_pairs, is_masked = bool(pairs.literal_value), bool(masked.literal_value)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         _, _, scores, step, keys, scale, limits, top, total, factor, weights = args
         slope = ir_splat(builder, scale)
         limit = ir_load(builder, limits, VI) if is_masked else None
@@ -303,10 +303,10 @@ def softmax_column(  # type: ignore[no-untyped-def]
 
 
 @vector_intrinsic
-def interleave(context, first, second, out, vectors):  # type: ignore[no-untyped-def]
+def interleave(context, first, second, out, vectors):
     """out[i] = first[i] | second[i] << 16 for 16 * vectors values of 16 bits."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         first, second, out, vectors = args
         half = ir.VectorType(I16, LANES)
         with cgutils.for_range(builder, vectors) as loop:
@@ -321,10 +321,10 @@ def interleave(context, first, second, out, vectors):  # type: ignore[no-untyped
 
 
 @vector_intrinsic
-def prefetch(context, address, size):  # type: ignore[no-untyped-def]
+def prefetch(context, address, size):
     """Ask for the `size` bytes (a multiple of 64 or less) at `address`."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         lines = builder.lshr(builder.add(args[1], ir.Constant(I64, 63)), ir.Constant(I64, 6))
         with cgutils.for_range(builder, lines) as loop:
             ir_prefetch(builder, ir_offset(builder, args[0], loop.index, 64))
@@ -334,10 +334,10 @@ def prefetch(context, address, size):  # type: ignore[no-untyped-def]
 
 
 @vector_intrinsic
-def fill(context, address, value, count):  # type: ignore[no-untyped-def]
+def fill(context, address, value, count):
     """`count` (a multiple of 16) fp32 numbers become `value`."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         vectors = builder.lshr(args[2], ir.Constant(I64, 4))
         value = ir_splat(builder, args[1])
         with cgutils.for_range(builder, vectors) as loop:
@@ -348,10 +348,10 @@ def fill(context, address, value, count):  # type: ignore[no-untyped-def]
 
 
 @vector_intrinsic
-def scaled_add(context, one, one_factor, two, two_factor, vectors):  # type: ignore[no-untyped-def]
+def scaled_add(context, one, one_factor, two, two_factor, vectors):
     """one = one * one_factor + two * two_factor, lane by lane."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         with cgutils.for_range(builder, args[4]) as loop:
             places = [ir_offset(builder, arg, loop.index, VECTOR_BYTES) for arg in args[:4]]
             one, one_factor, two, two_factor = (ir_load(builder, place, VF) for place in places)
@@ -363,10 +363,10 @@ def scaled_add(context, one, one_factor, two, two_factor, vectors):  # type: ign
 
 
 @vector_intrinsic
-def int64_pointer(context, address):  # type: ignore[no-untyped-def]
+def int64_pointer(context, address):
     """The address as a pointer, for carray."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return ir_pointer(builder, args[0], I64)
 
     return types.CPointer(types.int64)(types.int64), codegen
@@ -374,15 +374,15 @@ def int64_pointer(context, address):  # type: ignore[no-untyped-def]
 
 def _memory(kind: Any, numba_type: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     @vector_intrinsic
-    def load(context, address):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def load(context, address):
+        def codegen(context, builder, signature, args):
             return ir_load(builder, args[0], kind, 2)
 
         return numba_type(types.int64), codegen
 
     @vector_intrinsic
-    def store(context, address, value):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def store(context, address, value):
+        def codegen(context, builder, signature, args):
             ir_store(builder, args[1], args[0], 2)
             return context.get_dummy_value()
 
