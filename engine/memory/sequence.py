@@ -29,15 +29,16 @@ class Sequence:
     which are append-only while a request runs on them. Page k holds tokens [64 k, 64 k + 64).
     """
 
-    def __init__(self, owner: str, ids: list[int], position: int, parent_hash: bytes) -> None:
+    def __init__(self, owner: str, ids: list[int], position: int, ancestors: bytes) -> None:
         self.owner = owner
         self.ids = ids
         self.position = position
         self.page_ids: list[int] = []
         self.num_computed = 0
         self.num_saved = 0  # leading tokens whose chunks were handed to the store
-        self._parent_hash = parent_hash  # all bytes of the ancestors' ids
+        self._ancestors = ancestors  # their ids, int32 little endian
         self._digests: list[bytes] = []  # of all ids before stripe k, ancestors included
+        self._state = hashlib.blake2b(ancestors, digest_size=DIGEST_BYTES)  # behind the last one
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,10 +51,11 @@ class Sequence:
 
         16 bytes of BLAKE2b over int32 little endian ids. The ids before the stripe are final.
         """
-        while len(self._digests) <= stripe:
-            state = hashlib.blake2b(self._parent_hash, digest_size=DIGEST_BYTES)
-            state.update(self.array(0, len(self._digests) * PAGE_SIZE).astype("<i4").tobytes())
-            self._digests.append(state.digest())
+        while (known := len(self._digests)) <= stripe:
+            if known:
+                ids = self.array((known - 1) * PAGE_SIZE, known * PAGE_SIZE)
+                self._state.update(ids.astype("<i4").tobytes())
+            self._digests.append(self._state.digest())
         return self._digests[stripe]
 
     def reserve(self, num_tokens: int, pool: PagePool) -> bool:
@@ -75,7 +77,9 @@ class Sequence:
         del self.ids[num_tokens:]
         self.num_computed = min(self.num_computed, num_tokens)
         self.num_saved = min(self.num_saved, num_tokens)
-        del self._digests[num_tokens // PAGE_SIZE + 1 :]
+        if len(self._digests) > num_tokens // PAGE_SIZE + 1:
+            self._digests = []
+            self._state = hashlib.blake2b(self._ancestors, digest_size=DIGEST_BYTES)
 
     def release(self, pool: PagePool) -> None:
         """Give all pages back; the ids stay."""

@@ -1,0 +1,125 @@
+"""Pages and sequences: exact page ids, reference counts, digests."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.memory.page_pool import PagePool, pages_for
+from engine.memory.prefix_tree import NodeState, PrefixTree
+from engine.memory.sequence import Sequence, common_length
+from tests.engine.harness import random_ids
+
+
+def test_the_lowest_free_pages_are_handed_out_in_order() -> None:
+    pool = PagePool(6)
+    assert pool.allocate(3) == [0, 1, 2]
+    assert pool.allocate(2) == [3, 4]
+    pool.release([1, 3])
+    assert pool.allocate(2) == [1, 3]
+    assert pool.allocate(2) is None  # one is left: no change
+    assert pool.num_free == 1
+    assert pool.allocate(1) == [5]
+
+
+def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
+    pool = PagePool(2)
+    pages = pool.allocate(1)
+    assert pages == [0]
+    pool.pin(pages)
+    pool.release(pages)
+    assert pool.num_free == 1
+    pool.check([pages])
+    pool.release(pages)
+    assert pool.num_free == 2
+    pool.check([])
+
+
+def test_what_is_free_can_be_neither_pinned_nor_released() -> None:
+    pool = PagePool(2)
+    with pytest.raises(ValueError, match="page 1 is free"):
+        pool.pin([1])
+    with pytest.raises(ValueError, match="page 0 is free"):
+        pool.release([0])
+
+
+def test_the_check_sees_a_page_without_a_holder() -> None:
+    pool = PagePool(2)
+    pool.allocate(1)
+    with pytest.raises(AssertionError):
+        pool.check([])
+
+
+@given(st.lists(st.integers(0, 9), max_size=30))
+def test_any_order_of_reserving_and_truncating_accounts_for_every_page(sizes: list[int]) -> None:
+    pool = PagePool(8)
+    held = [Sequence("a", [], 0, b""), Sequence("b", [], 0, b"")]
+    for i, size in enumerate(sizes):
+        seq = held[i % 2]
+        tokens = size * 37
+        if tokens < len(seq.ids):
+            seq.truncate(tokens, pool)
+        elif seq.reserve(tokens, pool):
+            seq.ids.extend([1] * (tokens - len(seq.ids)))
+            assert len(seq.page_ids) == pages_for(tokens)
+        pool.check([s.page_ids for s in held])
+
+
+def digest(ids: list[int]) -> bytes:
+    return hashlib.blake2b(np.array(ids, dtype="<i4").tobytes(), digest_size=16).digest()
+
+
+def test_stripe_digests_cover_all_ids_before_them() -> None:
+    prefix, ids = random_ids(70, 1), random_ids(200, 2)
+    seq = Sequence("c", list(ids), 70, np.array(prefix, dtype="<i4").tobytes())
+    assert [seq.stripe_digest(k) for k in (3, 0, 1)] == [
+        digest(prefix + ids[: 64 * k]) for k in (3, 0, 1)
+    ]
+    pool = PagePool(4)
+    seq.truncate(70, pool)
+    seq.ids.extend([7] * 60)
+    assert seq.stripe_digest(1) == digest(prefix + ids[:64])
+    assert seq.stripe_digest(2) == digest(prefix + ids[:70] + [7] * 58)
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_common_length(a: list[int], b: list[int]) -> None:
+    common = common_length(a, b)
+    assert a[:common] == b[:common]
+    assert common == min(len(a), len(b)) or a[common] != b[common]
+
+
+def test_chats_give_way_in_the_order_of_their_last_use() -> None:
+    pool, tree = PagePool(4), PrefixTree()
+    for i, chat in enumerate(("a", "b", "c")):
+        seq = Sequence(f"c-{chat}", [1], 0, b"")
+        assert seq.reserve(1, pool)
+        tree.keep(chat, None, seq, float(i))
+    entry = tree.take("a")
+    assert entry is not None
+    tree.keep("a", None, entry[1], 3.0)
+    assert tree.oldest_chat() == ("b", 1.0)
+    tree.evict_chat("b", pool)
+    assert tree.oldest_chat() == ("c", 2.0)
+    pool.check(tree.held())
+
+
+def test_a_prefix_in_use_or_being_loaded_never_gives_way() -> None:
+    pool, tree = PagePool(4), PrefixTree()
+    nodes = []
+    for i in range(3):
+        node = tree.node(random_ids(64, i))
+        assert node is not None
+        assert node.seq.reserve(64, pool)
+        nodes.append(node)
+    nodes[0].state, nodes[0].users = NodeState.READY, 1
+    nodes[1].state = NodeState.LOADING
+    assert not tree.evict_node(pool)
+    nodes[2].state = NodeState.READY
+    assert tree.evict_node(pool)
+    assert list(tree.nodes.values()) == nodes[:2]
+    assert tree.node([]) is None
