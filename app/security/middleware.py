@@ -12,7 +12,6 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.security.csrf import CSRF_FIELD, CSRF_HEADER, CsrfSigner
-from app.security.hosts import AllowedHosts
 from app.security.scope import header_values
 
 API_PREFIX = "/v1"
@@ -27,18 +26,12 @@ class UnsupportedMediaType(HTTPException):
 
 
 class RequestGuard(ASGIMiddleware):
-    """Host for all; Origin, content type and CSRF token for unsafe methods outside /v1."""
+    """Origin, content type and CSRF token for unsafe methods outside /v1."""
 
     scopes = (ScopeType.HTTP,)
 
-    def __init__(self, allowed_hosts: AllowedHosts) -> None:
-        self._allowed_hosts = allowed_hosts
-
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Pass the request on, or answer 400 (Host), or raise 403 or 415."""
-        if not self._allowed_hosts.allows(header_values(scope, b"host")):
-            await _refuse_host(send)
-            return
+        """Pass the request on, or raise 403 or 415. Its Host was checked before."""
         if _needs_token(scope):
             _check_origin(scope)
             await _check_token(scope, receive)
@@ -52,16 +45,6 @@ def is_api_path(path: str) -> bool:
 
 def _needs_token(scope: Scope) -> bool:
     return scope["method"] not in _SAFE_METHODS and not is_api_path(scope["path"])  # type: ignore[typeddict-item]
-
-
-async def _refuse_host(send: Send) -> None:
-    body = b"This server does not answer to that host name. See the setting allowed_hosts.\n"
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": 400, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _check_origin(scope: Scope) -> None:

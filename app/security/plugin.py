@@ -10,6 +10,7 @@ from litestar.config.app import AppConfig
 from litestar.plugins import InitPlugin
 
 from app.security.csrf import CsrfSigner, load_csrf_secret
+from app.security.entrance import Entrance
 from app.security.headers import add_security_headers
 from app.security.hosts import DEFAULT_ALLOWED_HOSTS, AllowedHosts
 from app.security.middleware import RequestGuard
@@ -29,9 +30,9 @@ class SecurityPlugin(InitPlugin):
         self._https = https
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """Add the hook, the middleware (outermost) and the lifespan that loads the secret."""
+        """Add the hook, the middleware (outermost) and the lifespan that completes the rest."""
         app_config.before_send.append(add_security_headers)
-        app_config.middleware.insert(0, RequestGuard(self._allowed_hosts))
+        app_config.middleware.insert(0, RequestGuard())
         app_config.lifespan.append(self._lifespan)
         return app_config
 
@@ -40,4 +41,9 @@ class SecurityPlugin(InitPlugin):
         secret = await load_csrf_secret(app.state.repository)
         app.state.secure_cookies = self._https
         app.state.csrf_signer = CsrfSigner(secret, secure_cookie=self._https)
-        yield
+        routed = app.asgi_handler
+        app.asgi_handler = Entrance(routed, self._allowed_hosts)
+        try:
+            yield
+        finally:
+            app.asgi_handler = routed

@@ -47,6 +47,16 @@ async def finished_chat(browser: Browser, engine: FakeEngine, text: str = "Hello
     return chat_id
 
 
+async def test_head_is_answered_as_get_without_the_body(browser: Browser) -> None:
+    for path in ("/", "/latency", "/health", "/static/app.css"):
+        full, head = await browser.http.get(path), await browser.http.head(path)
+        assert head.status_code == full.status_code == 200
+        assert head.headers["content-length"] == str(len(full.content))
+        assert head.headers["content-type"] == full.headers["content-type"]
+        assert head.content == b""
+    assert (await browser.http.head("/none")).status_code == 404
+
+
 def all_routes(server: Server) -> set[tuple[str, str]]:
     return {
         (method, route.path_format)
