@@ -80,7 +80,7 @@ class ChatService:
         with self._place() as reservation:
             known = {one.id: one for one in await self._repository.assistants(user_id)}
             if assistant_id not in known:
-                raise InvalidField("assistant_id", assistant_id, "one of the assistants shown")
+                raise InvalidField("assistant_id", "Choose one of the assistants shown.")
             version = await self._repository.assistant_version(assistant_id)
             prefix_ids = await asyncio.to_thread(self._tokenizer.prefix_ids, version.system_prompt)
             new_ids = await asyncio.to_thread(self._tokenizer.user_ids, text, first=True)

@@ -18,6 +18,12 @@ from sessions.errors import NotFound, SessionsError, StaleParent, TurnRunning
 
 logger = logging.getLogger(__name__)
 
+WORDS = {  # for what the framework says in its own
+    400: "The server could not read this request.",
+    404: "There is no such page.",
+    405: "This page cannot be asked in that way.",
+    413: "This is larger than what the server takes at once.",
+}
 DomainError = (Fault, QueueFull, EngineUnavailable, ContextOverflow, SessionsError)
 ENGINE_RETRY_S = 5
 
@@ -55,15 +61,31 @@ def problem_of(error: Exception) -> Problem:
         case StaleParent() | ChatMoved():
             text = "This chat went on in another tab or device since this page was loaded."
             return _moved(text, error.chat_id)
-        case NotRetryable() | WrongModel():
-            return _moved(str(error), error.chat_id)
+        case NotRetryable():
+            return _moved(str(error), error.chat_id, hint="")
+        case WrongModel():
+            return Problem(
+                status=409,
+                text=str(error),
+                hint="Go on in a new chat; your text is still here.",
+                link="/",
+                link_text="Start a new chat",
+            )
         case NoSuchPage() | NotFound():
-            return Problem(status=404, text="There is no such page.", link="/", link_text="Start")
+            return Problem(
+                status=404,
+                text="There is no such page.",
+                hint="What it showed may have been deleted.",
+                link="/",
+                link_text="Back to the start",
+            )
         case HTTPException():
             retry = error.headers or {}
             return Problem(
                 status=error.status_code,
-                text=error.detail or HTTPStatus(error.status_code).phrase,
+                text=WORDS.get(error.status_code)
+                or error.detail
+                or HTTPStatus(error.status_code).phrase,
                 retry_after_s=int(retry["Retry-After"]) if "Retry-After" in retry else None,
             )
         case _:
@@ -97,11 +119,11 @@ def wants_json(request: HTTPRequest) -> bool:
     return path.endswith(".json") or path in ("/health", "/readyz")
 
 
-def _moved(text: str, chat_id: str) -> Problem:
+def _moved(text: str, chat_id: str, *, hint: str = "Your text is still here.") -> Problem:
     return Problem(
         status=409,
         text=text,
-        hint="Your text is still here.",
+        hint=hint,
         link=f"/chats/{chat_id}",
         link_text="Show the chat as it is now",
     )

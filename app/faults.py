@@ -8,13 +8,11 @@ class Fault(Exception):
 
 
 class InvalidField(Fault):
-    """A form field has a value that is not allowed."""
+    """A form field has a value that is not allowed; `text` tells the user which would be."""
 
-    def __init__(self, field: str, value: str, limit: str) -> None:
-        super().__init__(f"{field}: {value} is not allowed; allowed: {limit}")
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
         self.field = field
-        self.value = value
-        self.limit = limit
 
 
 class NoSuchPage(Fault):
@@ -36,7 +34,7 @@ class NotRetryable(Fault):
     """Only the last answer can be tried again, and only when it was cut short."""
 
     def __init__(self, chat_id: str) -> None:
-        super().__init__("This answer cannot be tried again: only the last one, when it was cut.")
+        super().__init__("Only the last answer can be tried again, and only when it was cut short.")
         self.chat_id = chat_id
 
 

@@ -18,20 +18,24 @@ def clean_text(raw: str, max_chars: int) -> str:
     """
     text = raw.replace("\r\n", "\n")
     if not text.strip():
-        raise InvalidField("text", "an empty message", "at least one character")
-    _check(text, "text")
+        raise InvalidField("text", "The message is empty: write something first.")
+    _check(text, "text", "message")
     if len(text) > max_chars:
-        raise InvalidField("text", f"a text of {len(text):,} characters", f"up to {max_chars:,}")
+        raise InvalidField(
+            "text", f"The message has {len(text):,} characters; up to {max_chars:,} can be sent."
+        )
     return text
 
 
 def clean_title(raw: str) -> str:
     """A title on one line. Raises InvalidField."""
     title = " ".join(raw.split())
-    _check(title, "title")
-    if not 1 <= len(title) <= MAX_TITLE_CHARS:
+    _check(title, "title", "title")
+    if not title:
+        raise InvalidField("title", "The title is empty: write at least one character.")
+    if len(title) > MAX_TITLE_CHARS:
         raise InvalidField(
-            "title", f"a title of {len(title)} characters", f"1 to {MAX_TITLE_CHARS} characters"
+            "title", f"The title has {len(title)} characters; it can have up to {MAX_TITLE_CHARS}."
         )
     return title
 
@@ -46,11 +50,14 @@ def title_of(text: str) -> str:
     return (at_word or cut) + "…"
 
 
-def _check(text: str, field: str) -> None:
+def _check(text: str, field: str, name: str) -> None:
     at = text.find("\0")
-    if at >= 0:
-        raise InvalidField(field, f"NUL at character {at}", "any character but U+0000")
-    found = _SURROGATE.search(text)
-    if found is not None:
-        value = f"lone surrogate U+{ord(found[0]):04X} at character {found.start()}"
-        raise InvalidField(field, value, "valid Unicode text")
+    code = 0
+    if at < 0:
+        found = _SURROGATE.search(text)
+        if found is None:
+            return
+        at, code = found.start(), ord(found[0])
+    raise InvalidField(
+        field, f"The {name} holds U+{code:04X} at character {at + 1:,}, which no text can have."
+    )

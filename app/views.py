@@ -26,6 +26,18 @@ NOTES = {
     "failed": "This answer failed.",
 }
 RETRYABLE = frozenset(NOTES)
+TITLES = {  # of a page that shows nothing but a problem
+    400: "This did not work",
+    403: "Refused",
+    404: "Not found",
+    405: "This did not work",
+    409: "The chat has changed",
+    413: "Too long",
+    415: "This did not work",
+    429: "The server is busy",
+    500: "A fault of the server",
+    503: "Not ready yet",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +54,7 @@ class Problem:
 
     @property
     def title(self) -> str:
-        return HTTPStatus(self.status).phrase
+        return TITLES.get(self.status) or HTTPStatus(self.status).phrase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +97,13 @@ def latency_line(latency: Latency | None) -> str:
         parts.append(f"recomputed {latency.recomputed_tokens:,} tokens")
     if latency.resident_tokens:
         parts.append(f"{latency.resident_tokens:,} tokens still in memory")
-    if latency.prefix_tokens:
-        parts.append(f"{latency.prefix_tokens:,} tokens shared with other chats")
+    own = latency.prefix_computed_tokens + latency.prefix_restored_tokens
+    if latency.prefix_restored_tokens:
+        parts.append(f"restored the assistant's {latency.prefix_restored_tokens:,} tokens")
+    if latency.prefix_computed_tokens:
+        parts.append(f"read the assistant's {latency.prefix_computed_tokens:,} tokens")
+    if latency.prefix_tokens > own:
+        parts.append(f"{latency.prefix_tokens - own:,} tokens shared with other chats")
     first_token_ms = latency.server_ttft_ms
     if first_token_ms is not None:
         parts.append(f"first token {first_token_ms:,.0f} ms")
@@ -105,6 +122,7 @@ class Views:
         )
         self._env.filters["count"] = lambda number: f"{number:,}"
         self._env.filters["figure"] = _figure
+        self._env.filters["sentence"] = _sentence
         self._env.globals["static"] = assets.url
         self._finished = FinishedHtml()
 
@@ -199,8 +217,14 @@ def composer_view(
     )
 
 
-def _figure(value: float | None) -> str:
-    """A measurement for people: unknown is a dash, never 0."""
+def _figure(value: float | None, unit: str = "") -> str:
+    """A measurement for people: unknown is a dash without a unit, never 0."""
     if value is None:
         return "\N{EN DASH}"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
+    number = f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
+    return f"{number} {unit}" if unit else number
+
+
+def _sentence(text: str) -> str:
+    """A reason as a sentence of its own; "" stays empty."""
+    return f"{text[0].upper()}{text[1:].rstrip('.')}." if text else ""

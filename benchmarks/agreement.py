@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from benchmarks.report import Refused
 # over the other side's choice, in probability, above which two different choices are no tie.
 MAX_KL = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 MAX_LEAD = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+MIN_SAME_CHOICES = 0.5  # of two engines that compute in different precisions
 
 
 def divergence(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -35,3 +38,18 @@ def check_logits(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) ->
     if lead > MAX_LEAD[dtype]:
         raise Refused(f"{what}: greedy choices differ where one leads by {lead:.3f} in probability")
     return mean
+
+
+def same_choices(what: str, ours: Sequence[int], theirs: Sequence[int]) -> float:
+    """Share of rows whose first greedy token is the same. Raises Refused when it is too low.
+
+    Other precisions turn ties, and some more; another model, prompt or position hardly ever
+    agrees.
+    """
+    share = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
+    if share < MIN_SAME_CHOICES:
+        raise Refused(
+            f"{what}: the first greedy tokens agree with ours in {share:.0%} of the rows, "
+            f"at least {MIN_SAME_CHOICES:.0%} are needed"
+        )
+    return share

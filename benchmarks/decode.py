@@ -1,10 +1,20 @@
-"""Decoding over a shared prefix: ours against the same without sharing, and against transformers.
+"""Decoding over a shared prefix: ours against the same without sharing, and against others.
 
 `shared_vs_unshared`: the same pages and production kernels, reading the prefix once a step or once
 a row. `vs_transformers`: its model with a DynamicCache in the same dtype, with whichever of its
 attentions is faster (`transformers_attention`, by batch). `flatness`: tokens per second with a
 long prefix over those with a short one, both shared (1: the prefix costs nothing).
 Every step is run by both sides in turn on the same token ids, and their logits are compared.
+
+When asked for, with `--gguf`, the model as a GGUF file: `vs_openvino` (OpenVINO GenAI, paged
+attention, prefix caching) and `vs_llamacpp` (`llama-batched-bench`, its shared prompt, the faster
+of its K/V layouts). Each runs in a process of its own with as many threads as ours, and rounds of
+decoding alternate with ours; prefill is not timed. They read the file's 4-bit weights where ours
+computes in the dtype named here, so this compares engines as they come, not the same arithmetic,
+and no logits: of OpenVINO, which decodes the same token ids, the first greedy tokens must be ours
+in half of the rows (`agreement`); llama.cpp decodes random tokens (a prefix of 0 is one token to
+it) that it does not show, so only the file's geometry and what it says it ran are checked. Ours
+is timed without the queue, OpenVINO's step with its scheduler.
 """
 
 from __future__ import annotations
@@ -13,77 +23,25 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from benchmarks import machine
+from benchmarks import engines, machine
 from benchmarks.agreement import check_logits
+from benchmarks.comparison import Comparison, Precision
+from benchmarks.decode_sizes import FULL, QUICK, Sizes
 from benchmarks.decoding import Decoding, Side
-from benchmarks.floors import decode_floor_s
+from benchmarks.engines import Engine
 from benchmarks.machine import Peak
-from benchmarks.report import Options, Refused, Row, floor_shares, progress, run
+from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.texts import text_ids
 from benchmarks.transformers_side import TransformersSide
 from engine.loading import resolve_dtype
+from engine.model.source import read_model_config
 from kernels.threading import configure_torch
 
 MIN_STEPS = 2
 ORDER: tuple[tuple[Side, Side], ...] = (("shared", "unshared"), ("unshared", "shared"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What is measured; lengths in tokens."""
-
-    batches: tuple[int, ...]
-    prefixes: tuple[int, ...]  # ascending; each gives its rows
-    peer_batches: tuple[int, ...]  # with the longest of the prefixes that peers are given
-    peer_prefix: int
-    flat_batches: tuple[int, ...]
-    flat: tuple[int, int]  # short and long
-    suffix: int
-    steps: int
-    peer_steps: int
-    row_s: float  # a row ends after this time, though not before MIN_STEPS steps
-
-
-QUICK = Sizes(
-    batches=(1, 8, 32),
-    prefixes=(256, 2048),
-    peer_batches=(8, 32),
-    peer_prefix=2048,
-    flat_batches=(32,),
-    flat=(256, 2048),
-    suffix=32,
-    steps=8,
-    peer_steps=3,
-    row_s=1.5,
-)
-FULL = Sizes(
-    batches=(1, 2, 4, 8, 32),
-    prefixes=(0, 64, 512, 1024, 2048, 4096),
-    peer_batches=(1, 8, 32),
-    peer_prefix=2048,
-    flat_batches=(8, 32),
-    flat=(512, 4096),
-    suffix=64,
-    steps=24,
-    peer_steps=6,
-    row_s=20.0,
-)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Median seconds of a step of both sides."""
-
-    batch: int
-    prefix: int
-    suffix: float  # the mean over the timed steps
-    ours_s: float
-    theirs_s: float
-    kl: float
 
 
 class Benchmark:
@@ -92,17 +50,12 @@ class Benchmark:
     def __init__(self, options: Options, sizes: Sizes, dtype: torch.dtype) -> None:
         self.sizes, self.dtype = sizes, dtype
         self.model = options.model_name
-        self.max_batch = max(*sizes.batches, *sizes.peer_batches, *sizes.flat_batches)
-        most_steps = max(sizes.steps, sizes.peer_steps) + 2
+        self.max_batch = sizes.most_rows
         self.decoding = Decoding(
-            options.model_dir,
-            dtype,
-            self.max_batch,
-            max(*sizes.prefixes, sizes.peer_prefix, *sizes.flat),
-            sizes.suffix + most_steps,
+            options.model_dir, dtype, sizes.most_rows, sizes.longest_prefix, sizes.longest_suffix
         )
         limit = self.decoding.config.max_position_embeddings
-        longest = max(*sizes.prefixes, sizes.peer_prefix, *sizes.flat) + sizes.suffix + most_steps
+        longest = sizes.longest_prefix + sizes.longest_suffix
         if longest > limit:
             raise Refused(f"{longest} tokens are needed; the model's context holds {limit}")
         self.shared_vs_unshared: list[Comparison] = []
@@ -124,6 +77,29 @@ class Benchmark:
                 for batch in self.sizes.peer_batches:
                     progress(f"prefix {prefix}, batch {batch}: transformers")
                     self.vs_transformers.append(self._compare_transformers(transformers, batch))
+
+    def run_engines(self, others: list[Engine]) -> dict[str, list[Comparison]]:
+        """Every row beside other engines, by the engine's key."""
+        comparisons: dict[str, list[Comparison]] = {engine.key: [] for engine in others}
+        sizes = self.sizes
+        for prefix in sizes.engine_prefixes if others else ():
+            self._begin(prefix)
+            first_tokens = self.decoding.first_logits.argmax(-1).tolist()
+            for engine in others:
+                engine.begin(self.prefix_ids, self.suffixes, first_tokens)
+                for batch in sizes.engine_batches:
+                    progress(f"prefix {prefix}, batch {batch}: {engine.key}")
+                    comparisons[engine.key].append(
+                        engines.compare(
+                            engine,
+                            self.decoding,
+                            batch,
+                            sizes.suffix,
+                            sizes.engine_steps,
+                            sizes.engine_rounds,
+                        )
+                    )
+        return comparisons
 
     def flatness(self) -> list[Row]:
         """Throughput with the long prefix over that with the short one."""
@@ -210,35 +186,16 @@ class Benchmark:
         self, batch: int, prefix: int, ours_s: float, theirs_s: float, divergences: list[float]
     ) -> Comparison:
         suffix = self.sizes.suffix + 1 + len(divergences) / 2
-        return Comparison(batch, prefix, suffix, ours_s, theirs_s, statistics.mean(divergences))
+        kl = float(f"{statistics.mean(divergences):.2g}")
+        return Comparison(batch, prefix, suffix, ours_s, theirs_s, {"kl": kl})
 
-    def rows(self, comparisons: list[Comparison], peak: Peak) -> list[Row]:
-        """The contract's rows, with each side's share of its floor."""
-        return [self._row(one, peak) for one in comparisons]
-
-    def _row(self, one: Comparison, peak: Peak) -> Row:
-        def floor(shared: bool) -> float:
-            return decode_floor_s(
-                self.decoding.config,
-                self.dtype.itemsize,
-                peak,
-                batch=one.batch,
-                prefix=one.prefix,
-                suffix=one.suffix,
-                shared=shared,
-            )
-
-        return {
-            "model": self.model,
-            "batch": one.batch,
-            "prefix": one.prefix,
-            "suffix": round(one.suffix),
-            "ratio": round(one.theirs_s / one.ours_s, 3),
-            "ours_tok_s": round(one.batch / one.ours_s, 1),
-            "theirs_tok_s": round(one.batch / one.theirs_s, 1),
-            **floor_shares(floor(True) / one.ours_s, floor(False) / one.theirs_s),
-            "kl": float(f"{one.kl:.2g}"),
-        }
+    def rows(
+        self, comparisons: list[Comparison], peak: Peak, theirs: Precision | None = None
+    ) -> list[Row]:
+        """The contract's rows, with each side's share of its floor; `theirs` if not as ours."""
+        ours = Precision(self.dtype.itemsize, self.dtype.itemsize)
+        config = self.decoding.config
+        return [one.row(self.model, config, peak, ours, theirs or ours) for one in comparisons]
 
 
 def measure(options: Options, sizes: Sizes | None = None) -> Row:
@@ -247,11 +204,20 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
     sizes = sizes or (QUICK if options.quick else FULL)
     dtype = resolve_dtype(options.dtype)
     about = machine.describe()
-    progress("memory bandwidth and GEMM peak")
-    peak = machine.measure_peak(dtype, quick=options.quick)
-    progress(f"loading {options.model_name}")
-    benchmark = Benchmark(options, sizes, dtype)
-    benchmark.run(TransformersSide(options.model_dir, dtype))
+    with engines.open_engines(
+        options,
+        read_model_config(options.model_dir),
+        threads=torch.get_num_threads(),
+        most_rows=max(sizes.engine_batches),
+        most_tokens=max(sizes.engine_prefixes) + sizes.longest_suffix,
+    ) as (others, weight_bytes):
+        about["versions"].update({engine.name: engine.version for engine in others})
+        progress("memory bandwidth and GEMM peak")
+        peak = machine.measure_peak(dtype, quick=options.quick)
+        progress(f"loading {options.model_name}")
+        benchmark = Benchmark(options, sizes, dtype)
+        benchmark.run(TransformersSide(options.model_dir, dtype))
+        versus = benchmark.run_engines(others)
     peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
     return {
         "model": options.model_name,
@@ -263,12 +229,18 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         "vs_transformers": benchmark.rows(benchmark.vs_transformers, peak),
         "transformers_attention": benchmark.peer_attention,
         "flatness": benchmark.flatness(),
+        **{
+            engine.key: benchmark.rows(
+                versus[engine.key], peak, Precision(weight_bytes, engine.kv_bytes)
+            )
+            for engine in others
+        },
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    return run("decode", __doc__, measure, argv)
+    return run("decode", __doc__, measure, argv, engines.add_options)
 
 
 if __name__ == "__main__":

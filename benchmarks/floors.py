@@ -23,15 +23,18 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int) -> int:
 
 def decode_floor_s(
     config: ModelConfig,
-    item_bytes: int,
+    item_bytes: float,
     peak: Peak,
     *,
     batch: int,
     prefix: int,
     suffix: float,
     shared: bool,
+    kv_item_bytes: float | None = None,
 ) -> float:
     """Seconds that one decode step of `batch` rows cannot go below.
+
+    `item_bytes` of a weight, and of a number of the K/V unless `kv_item_bytes` differs.
 
     Every weight is read once, with `shared` the prefix's K/V once and else once a row (that its
     one copy may stay in a cache is a side's own merit, so a share may exceed 1), the suffixes'
@@ -39,7 +42,8 @@ def decode_floor_s(
     """
     weights = config.num_layers * layer_params(config) + config.vocab_size * config.hidden_size
     keys_read = (prefix if shared else batch * prefix) + batch * suffix
-    num_bytes = weights * item_bytes + keys_read * kv_bytes_per_token(config, item_bytes)
+    key_bytes = kv_bytes_per_token(config, 1) * (kv_item_bytes or item_bytes)
+    num_bytes = weights * item_bytes + keys_read * key_bytes
     attention = 4.0 * config.num_layers * config.num_heads * config.head_dim * (prefix + suffix)
     return peak.floor_s(num_bytes, batch * (2.0 * weights + attention))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from litestar import Response, get
 from litestar.params import FromPath, FromQuery
@@ -16,10 +16,10 @@ from app.services import HTTPRequest, UseServices
 async def home(
     request: HTTPRequest,
     services: UseServices,
-    before: FromQuery[datetime | None] = None,
+    before: FromQuery[str] = "",
 ) -> Response[str]:
     user_id = await user_id_of(request)
-    return html(await pages.home_page(services, request, user_id, before=before))
+    return html(await pages.home_page(services, request, user_id, before=_time(before)))
 
 
 @get("/chats/{chat_id:str}", include_in_schema=False)
@@ -33,6 +33,15 @@ async def chat(
 @get("/favicon.ico", include_in_schema=False, status_code=204)
 async def favicon() -> None:
     """Browsers ask for it unasked; there is none."""
+
+
+def _time(text: str) -> datetime | None:
+    """A time of a link to older chats; None for anything else, which shows the latest."""
+    try:
+        time = datetime.fromisoformat(text)
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 HANDLERS = [home, chat, favicon]

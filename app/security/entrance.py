@@ -25,10 +25,9 @@ class Entrance:
         if not self._allowed_hosts.allows(header_values(scope, b"host")):
             await _refuse_host(send)
             return
-        request = cast(HTTPScope, scope)
-        if request["method"] == "HEAD":
+        if scope["method"] == "HEAD":
             # The HTTP server keeps its own scope, and by it knows that no body may go out.
-            scope = cast(HTTPScope, {**request, "method": "GET"})
+            scope = cast(HTTPScope, {**scope, "method": "GET"})
         await self._app(scope, receive, send)
 
 

@@ -20,6 +20,27 @@
     if (request.method !== "GET") request.headers["x-csrftoken"] = cookie("rejoinder_csrf");
   });
 
+  // -- Problems that the server cannot tell itself.
+
+  const tell = (text, hint = "") => {
+    const box = document.createElement("div");
+    box.className = "problem";
+    for (const [part, words] of [["text", text], ["hint", hint]]) {
+      if (!words) continue;
+      const line = document.createElement("p");
+      line.className = `problem__${part}`;
+      line.textContent = words;
+      box.append(line);
+    }
+    document.getElementById("notice")?.replaceChildren(box);
+  };
+
+  document.addEventListener("htmx:error", (event) => {
+    const ctx = event.detail.ctx;
+    if (ctx?.request?.method !== "POST" || ctx.response) return;
+    tell("The server cannot be reached.", "What you wrote is still here. Try again in a moment.");
+  });
+
   // -- Streams: connect while the page is seen; give up when the server says 4xx.
 
   const refused = new WeakSet();
@@ -244,8 +265,7 @@
         }
         dress();
       } else if (response.status === 404) {
-        const notice = document.getElementById("notice");
-        if (notice) notice.textContent = "This chat is gone: it was deleted.";
+        tell("This chat was deleted.");
       }
     } catch {
       outdated = true; // offline; the next look will tell

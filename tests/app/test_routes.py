@@ -57,6 +57,53 @@ async def test_head_is_answered_as_get_without_the_body(browser: Browser) -> Non
     assert (await browser.http.head("/none")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "garbage",
+        "",
+        "2020-01-01",
+        "9999-12-31T23:59:59",
+        "0001-01-01T00:00:00%2B14:00",
+        "1e9",
+        "%00",
+    ],
+)
+async def test_a_link_to_older_chats_that_names_no_time_shows_the_page(
+    browser: Browser, before: str
+) -> None:
+    response = await browser.get(f"/?before={before}")
+    assert response.status_code == 200
+    assert "composer-text" in response.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("GET", "/none", 404, "There is no such page."),
+        ("GET", "/static/none.css", 404, "There is no such page."),
+        ("GET", "/chats/none", 404, "There is no such page."),
+        ("GET", "/chats", 405, "This page cannot be asked in that way."),
+    ],
+)
+async def test_problems_of_addresses_are_told_in_our_words(
+    browser: Browser, method: str, path: str, status: int, says: str
+) -> None:
+    response = await browser.http.request(method, path)
+    assert response.status_code == status
+    words = text_of(response.text)
+    assert says in words
+    assert words.count("Back to the start") == 1
+    for others in ("Not Found", "Not Allowed", "no file or directory"):
+        assert others not in words
+
+
+async def test_unknown_figures_have_no_unit_and_reasons_are_sentences(browser: Browser) -> None:
+    words = text_of((await browser.get("/latency")).text)
+    assert "\N{EN DASH} ms" not in words
+    assert re.search(r"Checkpoints: \w+\. [A-Z][^.]*\.\n", words)
+
+
 def all_routes(server: Server) -> set[tuple[str, str]]:
     return {
         (method, route.path_format)

@@ -89,10 +89,12 @@ def test_text_is_kept_but_for_crlf(text: str) -> None:
 
 
 def test_what_cannot_be_stored_is_refused_with_its_place() -> None:
-    with pytest.raises(InvalidField, match=r"lone surrogate U\+D83D at character 2"):
+    with pytest.raises(InvalidField, match=r"U\+D83D at character 3"):
         clean_text("ab\ud83d", 1000)
-    with pytest.raises(InvalidField, match="NUL at character 1"):
+    with pytest.raises(InvalidField, match=r"U\+0000 at character 2"):
         clean_title("a\0b")
+    with pytest.raises(InvalidField, match="The title is empty"):
+        clean_title(" \n ")
     with pytest.raises(InvalidField, match="121 characters"):
         clean_title("x" * 121)
     assert clean_title(" a \n b ") == "a b"
@@ -100,7 +102,7 @@ def test_what_cannot_be_stored_is_refused_with_its_place() -> None:
 
 def test_the_limit_counts_what_is_stored() -> None:
     assert clean_text("a\r\nb", 3) == "a\nb"
-    with pytest.raises(InvalidField, match=r"4 characters is not allowed; allowed: up to 3"):
+    with pytest.raises(InvalidField, match=r"has 4 characters; up to 3 can be sent"):
         clean_text("a\nbc", 3)
 
 
@@ -119,6 +121,19 @@ def test_the_line_under_an_answer() -> None:
     unknown = replace(fresh, server_ttft_ms=None)
     assert latency_line(unknown) == "recomputed 7 tokens"
     assert latency_line(None) == ""
+
+
+def test_the_line_tells_a_shared_prompt_from_one_that_this_turn_brought() -> None:
+    def line(**changes: object) -> str:
+        given = {"restored_tokens": 0, "resident_tokens": 0, "prefix_tokens": 1081, **changes}
+        return latency_line(latency(**given)).removesuffix(", first token 96 ms")
+
+    assert line() == "1,081 tokens shared with other chats"
+    assert line(prefix_computed_tokens=1081) == "read the assistant's 1,081 tokens"
+    assert line(prefix_restored_tokens=1081) == "restored the assistant's 1,081 tokens"
+    assert line(prefix_restored_tokens=1024, prefix_computed_tokens=57) == (
+        "restored the assistant's 1,024 tokens, read the assistant's 57 tokens"
+    )
 
 
 def test_charts_say_what_their_tables_say_and_unknown_is_no_zero() -> None:

@@ -28,6 +28,36 @@ def test_code_can_be_copied(page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == "print(1)\n"
 
 
+def test_a_title_that_is_refused_can_be_put_right(new_context: Contexts) -> None:
+    context, trouble = new_context()
+    trouble.expected.append(re.compile("400"))
+    page = context.new_page()
+    begin(page, f"{REPEAT}first")
+    expect(page.locator(DONE)).to_have_count(1)
+    page.click(".chat-menu__toggle")
+    page.fill(".chat-menu__title", "   ")
+    page.press(".chat-menu__title", "Enter")
+    expect(page.locator("#notice")).to_contain_text("The title is empty")
+    page.fill(".chat-menu__title", "A title")
+    page.press(".chat-menu__title", "Enter")
+    expect(page.locator(".chat__title")).to_have_text("A title")
+    expect(page.locator("#notice")).to_be_empty()
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_the_chosen_assistant_greets(new_context: Contexts, script: bool) -> None:
+    context, _ = new_context(java_script_enabled=script)
+    page = context.new_page()
+    page.goto("/")
+    cards = page.locator(".assistants__choice")
+    assert cards.count() >= 3
+    greetings = page.locator(".assistants__greeting:visible")
+    for number in range(cards.count()):
+        cards.nth(number).click()
+        expect(greetings).to_have_count(1)
+        expect(cards.nth(number).locator(".assistants__greeting")).to_be_visible()
+
+
 def test_rename_and_delete(page: Page) -> None:
     begin(page, f"{REPEAT}first")
     expect(page.locator(DONE)).to_have_count(1)

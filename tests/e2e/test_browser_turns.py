@@ -84,6 +84,34 @@ def test_stop_and_go_on(page: Page) -> None:
     assert shown(page, 1) == "stillhere"
 
 
+def test_only_the_last_answer_offers_retry(page: Page) -> None:
+    begin(page, "Tell me everything")
+    page.click(".message__stop")
+    retry = page.locator(".message__retry:visible")
+    expect(retry).to_have_count(1)
+    say(page, f"{REPEAT}go on")
+    expect(retry).to_have_count(0)
+
+
+def test_a_server_out_of_reach_loses_no_text(
+    new_context: Callable[..., tuple[BrowserContext, Any]],
+) -> None:
+    context, trouble = new_context()
+    trouble.expected.append(re.compile("ERR_FAILED|Failed to fetch"))
+    page = context.new_page()
+    begin(page, f"{REPEAT}one")
+    expect(page.locator(DONE)).to_have_count(1)
+    page.route("**/messages", lambda route: route.abort())
+    page.fill("#composer-text", f"{REPEAT}two")
+    page.press("#composer-text", "Enter")
+    expect(page.locator("#notice")).to_contain_text("The server cannot be reached.")
+    expect(page.locator("#composer-text")).to_have_value(f"{REPEAT}two")
+    page.unroute("**/messages")
+    page.press("#composer-text", "Enter")
+    expect(page.locator(DONE)).to_have_count(2)
+    expect(page.locator("#notice")).to_be_empty()
+
+
 def test_escape_stops(page: Page) -> None:
     begin(page, "Tell me everything")
     page.wait_for_selector(f"{RUNNING} h1")

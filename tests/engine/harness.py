@@ -66,6 +66,9 @@ def make_tiny_model(model_dir: Path, *, num_kv_heads: int, seed: int = 0) -> Pat
     )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # ones would hide a norm that is applied twice
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.lm_head.weight.data *= 8  # logits as wide apart as a trained model's
     model.save_pretrained(model_dir)
     return model_dir

@@ -144,7 +144,8 @@ def test_warm_up_makes_the_next_turn_resident(
     request = harness.submit([7, 8, 9], prefix=PREFIX, history=history, computed=len(history) - 1)
     harness.run()
     record = harness.done(request).stats
-    assert (record.resident_tokens, record.restored_tokens) == (len(history) - 1, 0)
+    assert record.resident_tokens >= len(history) - 1
+    assert (record.restored_tokens, record.recomputed_tokens) == (0, 0)
     assert harness.ids(request) == oracle.greedy([*PREFIX, *history, 7, 8, 9], 12)
 
 
