@@ -22,11 +22,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[[Benchmark], tuple[int, dict[str, Any] | None, str]]:
-    """Run `main` with --quick --json: exit status, the last line's object, standard error."""
+) -> Callable[..., tuple[int, dict[str, Any] | None, str]]:
+    """Run `main` with --quick --json, and more options: exit status, the last line's object,
+    standard error."""
 
-    def run(main: Benchmark) -> tuple[int, dict[str, Any] | None, str]:
-        status = main(["--quick", "--json", "--model", str(tiny_model), "--dtype", "fp32"])
+    def run(main: Benchmark, *more: str) -> tuple[int, dict[str, Any] | None, str]:
+        status = main(["--quick", "--json", "--model", str(tiny_model), "--dtype", "fp32", *more])
         captured = capsys.readouterr()
         lines = captured.out.splitlines()
         return status, json.loads(lines[-1]) if lines else None, captured.err

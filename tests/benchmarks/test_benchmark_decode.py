@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor
 import engine.model.attention
 import engine.model.decoder
 from benchmarks import decode
+from benchmarks.decode_sizes import Sizes
 
 Quick = Callable[[Callable[..., int]], tuple[int, dict[str, Any] | None, str]]
 
-TINY = decode.Sizes(
+TINY = Sizes(
     batches=(1, 3),
     prefixes=(0, 70),
     peer_batches=(2,),
@@ -26,6 +28,10 @@ TINY = decode.Sizes(
     steps=3,
     peer_steps=2,
     row_s=5.0,
+    engine_batches=(1,),
+    engine_prefixes=(0,),
+    engine_steps=2,
+    engine_rounds=1,
 )
 COMPARISON = {
     "model": str,
@@ -59,6 +65,7 @@ def test_the_last_line_keeps_the_contract(quick: Quick) -> None:
     assert result["memory_gb_s"] > 0
     assert result["gemm_gflop_s"] > 0
     assert result["transformers_attention"]["2"] in ("sdpa", "eager")
+    assert not {"vs_openvino", "vs_llamacpp"} & result.keys()  # only when asked for
     expected = {
         "shared_vs_unshared": [(1, 0), (3, 0), (1, 70), (3, 70)],
         "vs_transformers": [(2, 70)],
@@ -107,7 +114,7 @@ def test_a_model_that_is_not_transformers_is_refused(
 def test_a_context_that_is_too_short_is_refused(
     quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "QUICK", decode.QUICK.__class__(**{**vars(TINY), "suffix": 5000}))
+    monkeypatch.setattr(decode, "QUICK", replace(TINY, suffix=5000))
     status, result, error = quick(decode.main)
     assert (status, result) == (1, None)
     assert "the model's context holds 4096" in error

@@ -1,0 +1,65 @@
+"""One row of a comparison of decode steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from benchmarks.floors import decode_floor_s
+from benchmarks.machine import Peak
+from benchmarks.report import Row, floor_shares
+from engine.model.source import ModelConfig
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes that a side keeps for a weight and for a number of its K/V."""
+
+    weight_bytes: float
+    kv_bytes: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Median seconds of a step of both sides."""
+
+    batch: int
+    prefix: int
+    suffix: float  # the mean over the timed steps
+    ours_s: float
+    theirs_s: float
+    notes: Row = field(default_factory=dict)  # keys of this comparison alone
+
+    def row(
+        self, model: str, config: ModelConfig, peak: Peak, ours: Precision, theirs: Precision
+    ) -> Row:
+        """The contract's row, with each side's share of its floor.
+
+        Ours reads the prefix once, theirs once a row. Flops of both are held against the peak of
+        our dtype, which a side that multiplies in 8 bits may exceed.
+        """
+
+        def floor_s(precision: Precision, shared: bool) -> float:
+            return decode_floor_s(
+                config,
+                precision.weight_bytes,
+                peak,
+                batch=self.batch,
+                prefix=self.prefix,
+                suffix=self.suffix,
+                shared=shared,
+                kv_item_bytes=precision.kv_bytes,
+            )
+
+        return {
+            "model": model,
+            "batch": self.batch,
+            "prefix": self.prefix,
+            "suffix": round(self.suffix),
+            "ratio": round(self.theirs_s / self.ours_s, 3),
+            "ours_tok_s": round(self.batch / self.ours_s, 1),
+            "theirs_tok_s": round(self.batch / self.theirs_s, 1),
+            **floor_shares(
+                floor_s(ours, True) / self.ours_s, floor_s(theirs, False) / self.theirs_s
+            ),
+            **self.notes,
+        }
