@@ -128,7 +128,7 @@ async def _recover(repository: Repository) -> None:
     """After a crash: what ran is marked interrupted. Then the shipped assistants."""
     interrupted = await repository.interrupt_running()
     if interrupted:
-        logger.warning("%d answers were cut off by the last end", len(interrupted))
+        logger.warning("answers that the last end cut off: %d", len(interrupted))
     await repository.sync_builtin_assistants(builtin_assistants())
 
 

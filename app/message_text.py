@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from app.faults import InvalidField
 
 TITLE_CHARS = 60
 MAX_TITLE_CHARS = 120
+UNTITLED = "Untitled"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -28,10 +30,10 @@ def clean_text(raw: str, max_chars: int) -> str:
 
 
 def clean_title(raw: str) -> str:
-    """A title on one line. Raises InvalidField."""
+    """A title on one line, with something to see. Raises InvalidField."""
     title = " ".join(raw.split())
     _check(title, "title", "title")
-    if not title:
+    if not _is_visible(title):
         raise InvalidField("title", "The title is empty: write at least one character.")
     if len(title) > MAX_TITLE_CHARS:
         raise InvalidField(
@@ -43,11 +45,18 @@ def clean_title(raw: str) -> str:
 def title_of(text: str) -> str:
     """The first words of a text that has some."""
     words = " ".join(text.split())
+    if not _is_visible(words):
+        return UNTITLED
     if len(words) <= TITLE_CHARS:
         return words
     cut = words[:TITLE_CHARS]
     at_word = cut.rpartition(" ")[0]
     return (at_word or cut) + "…"
+
+
+def _is_visible(text: str) -> bool:
+    """Tell whether anything is neither white space nor a format or control character."""
+    return any(unicodedata.category(char)[0] not in "CZ" for char in text)
 
 
 def _check(text: str, field: str, name: str) -> None:

@@ -55,7 +55,6 @@ async def home_page(
         "assistants": assistants,
         "chosen_assistant_id": chosen,
         "submission": secrets.token_hex(16),
-        "max_text": services.settings.max_message_chars,
         "autofocus": True,
         "text": text,
         "problem": problem,
@@ -131,7 +130,6 @@ async def chat_page(
         "chat": chat,
         "conversation": conversation,
         "composer": await composer(services, chat, path, running=live is not None),
-        "max_text": services.settings.max_message_chars,
         "text": text,
         "problem": problem,
         "autofocus": True,
@@ -156,7 +154,6 @@ async def started_fragment(
         "message": question,
         "answer": services.views.answer(answer, live=live, last=True),
         "composer": await composer(services, chat, path, running=live is not None),
-        "max_text": services.settings.max_message_chars,
         "text": "",
         "autofocus": False,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from litestar import Response, post
 from litestar.params import FromPath
 
@@ -12,6 +14,7 @@ from app.message_text import clean_title
 from app.routes.browser import form_field, go_to, html, user_id_of
 from app.security import csrf_token, ensure_user
 from app.services import HTTPRequest, Services, UseServices, is_fragment, received_at
+from engine.errors import ContextOverflow
 
 
 @post("/chats", include_in_schema=False)
@@ -31,6 +34,8 @@ async def begin(request: HTTPRequest, services: UseServices) -> Response[str]:
         chat_id = await services.submissions.once(user.id, submission, start)
     except DomainError as error:
         problem = problem_of(error)
+        if isinstance(error, ContextOverflow):
+            problem = replace(problem, hint="Shorten the message.", link="")
         if is_fragment(request):
             return problem_response(request, services.views, problem)
         page = await pages.home_page(

@@ -261,8 +261,8 @@
         if (talk && newTalk && messageStates(talk) !== messageStates(newTalk)) {
           talk.replaceChildren(...newTalk.children);
           htmx.process(talk);
-          take(fresh, "composer-controls");
         }
+        take(fresh, "composer-controls");
         dress();
       } else if (response.status === 404) {
         tell("This chat was deleted.");
@@ -278,6 +278,17 @@
   tabs.addEventListener("message", () => {
     outdated = true;
     lookAgain();
+  });
+
+  // A link to the chat that is shown already brings it up to date, so that typed text stays.
+  document.addEventListener("click", async (event) => {
+    const link = event.target.closest?.(".problem__link a");
+    if (!link || link.pathname !== location.pathname || !scroller()) return;
+    if (event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    await lookAgain();
+    if (!outdated) document.getElementById("notice").replaceChildren();
+    document.getElementById("composer-text")?.focus();
   });
 
   const tellTabs = () => tabs.postMessage("changed");

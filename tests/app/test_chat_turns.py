@@ -224,6 +224,13 @@ async def test_a_context_that_would_overflow_is_refused_with_the_counts(
     assert refused.status_code == 413
     assert f"holds {used + 50:,}" in refused.text
     assert "x" * 100 in refused.text
+    assert "Start a new chat" in refused.text
+    await browser.get("/")
+    fields = {"text": "y" * 500, "assistant_id": field(browser.page, "assistant_id")}
+    of_a_new_chat = await browser.post("/chats", fields, htmx=True)
+    assert of_a_new_chat.status_code == 413
+    assert f"holds {used + 50:,}" in of_a_new_chat.text
+    assert "new chat" not in of_a_new_chat.text
     assert server.engine.places.in_use == 0
     assert len(rows(web_settings, "SELECT id FROM message")) == 2
     server.engine.context_length = 100_000

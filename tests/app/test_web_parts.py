@@ -95,6 +95,8 @@ def test_what_cannot_be_stored_is_refused_with_its_place() -> None:
         clean_title("a\0b")
     with pytest.raises(InvalidField, match="The title is empty"):
         clean_title(" \n ")
+    with pytest.raises(InvalidField, match="The title is empty"):
+        clean_title("\u200b\u202e\ufeff")
     with pytest.raises(InvalidField, match="121 characters"):
         clean_title("x" * 121)
     assert clean_title(" a \n b ") == "a b"
@@ -110,6 +112,8 @@ def test_a_title_ends_at_a_word() -> None:
     title = title_of("word " * 30)
     assert title == ("word " * 12).strip() + "…"
     assert title_of("x" * 200) == "x" * TITLE_CHARS + "…"
+    assert title_of("\u200b \u200b") == "Untitled"
+    assert title_of("\u202b日本") == "\u202b日本"
 
 
 def test_the_line_under_an_answer() -> None:

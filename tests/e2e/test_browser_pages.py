@@ -44,6 +44,21 @@ def test_a_title_that_is_refused_can_be_put_right(new_context: Contexts) -> None
     expect(page.locator("#notice")).to_be_empty()
 
 
+def test_text_runs_in_the_direction_of_its_script(page: Page) -> None:
+    begin(page, f"{REPEAT}مرحبا بالعالم")
+    expect(page.locator(DONE)).to_have_count(1)
+    page.reload()
+    page.fill("#composer-text", "שלום")
+
+    direction = "(one) => getComputedStyle(one).direction"
+    for selector in (".message--assistant .answer", "#composer-text"):
+        assert page.locator(selector).first.evaluate(direction) == "rtl"
+    say(page, "مرحبا")
+    user = page.locator(".message--user .message__body")
+    assert user.last.evaluate(direction) == "rtl"
+    assert user.first.evaluate(direction) == "ltr"
+
+
 @pytest.mark.parametrize("script", [True, False])
 def test_the_chosen_assistant_greets(new_context: Contexts, script: bool) -> None:
     context, _ = new_context(java_script_enabled=script)

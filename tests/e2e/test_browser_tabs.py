@@ -94,6 +94,27 @@ def test_two_tabs_of_one_browser_stay_in_step(new_context: Contexts) -> None:
     expect(second.locator("#notice")).to_contain_text("deleted")
 
 
+def test_a_page_left_behind_catches_up_and_keeps_the_draft(new_context: Contexts) -> None:
+    here, trouble = new_context()
+    trouble.expected.append(re.compile("409"))
+    first = here.new_page()
+    begin(first, f"{REPEAT}one")
+    expect(first.locator(DONE)).to_have_count(1)
+    elsewhere, _ = new_context(storage_state=here.storage_state())
+    second = elsewhere.new_page()
+    second.goto(first.url)
+    say(second, f"{REPEAT}two")
+    first.fill("#composer-text", f"{REPEAT}three")
+    first.press("#composer-text", "Enter")
+    first.click("#notice a")
+    expect(first.locator(DONE)).to_have_count(2)
+    expect(first.locator("#notice")).to_be_empty()
+    expect(first.locator("#composer-text")).to_have_value(f"{REPEAT}three")
+    first.press("#composer-text", "Enter")
+    expect(first.locator(DONE)).to_have_count(3)
+    assert shown(first, 2) == "three"
+
+
 def test_an_old_tab_still_sends_after_another_one_signed_in(new_context: Contexts) -> None:
     context, _ = new_context()
     old, new = context.new_page(), context.new_page()

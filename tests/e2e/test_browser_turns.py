@@ -190,6 +190,11 @@ def test_a_long_message_keeps_the_page_alive_and_is_not_lost(new_context: Contex
     expect(page.locator("#notice .problem")).to_contain_text("8,192")
     expect(page.locator("#composer-text")).to_have_value(text)
     expect(page.locator(".composer__send")).to_be_enabled()
+    pasted = "x" * 120_000  # over the limit of characters too: refused with the counts, not cut
+    page.fill("#composer-text", pasted)
+    page.press("#composer-text", "Enter")
+    expect(page.locator("#notice .problem")).to_contain_text("120,000 characters; up to 100,000")
+    expect(page.locator("#composer-text")).to_have_value(pasted)
     page.fill("#composer-text", f"{REPEAT}short")
     page.press("#composer-text", "Enter")
     expect(page.locator(DONE)).to_have_count(2)
