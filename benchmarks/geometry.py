@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from engine.model.families import FAMILIES
 from engine.model.source import ModelConfig, read_model_config, weight_shapes
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -54,7 +55,7 @@ def write_random_model(model_dir: Path, config: dict[str, object]) -> ModelConfi
     generator = torch.Generator().manual_seed(0)
     shapes = weight_shapes(
         ModelConfig(
-            family="llama",
+            family=FAMILIES[0],
             num_layers=_int(config, "num_hidden_layers"),
             hidden_size=_int(config, "hidden_size"),
             num_heads=_int(config, "num_attention_heads"),

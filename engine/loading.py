@@ -78,7 +78,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     restorer = Restorer(store, recorder, cache, runner.decoder.restore, weights.fingerprint)
     info = EngineInfo(
         model_name=config.model_name,
-        family=geometry.family,
+        family=geometry.family.name,
         dtype=CODING[dtype],
         num_layers=geometry.num_layers,
         context_length=context_length,

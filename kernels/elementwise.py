@@ -20,6 +20,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     return out
 
 
+def qk_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of queries or keys, over each head or over all heads together.
+
+    x [T, heads, head_dim], only the last two dimensions contiguous; weight [head_dim] or
+    [heads * head_dim] in x's dtype, which says over what; returns a new [T, heads, head_dim].
+    """
+    return rms_norm(x.reshape(-1, len(weight)), weight, eps).view(x.shape)
+
+
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
 ) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.elementwise import rms_norm
+from kernels.elementwise import qk_norm, rms_norm
 from kernels.linear import PackedLinear
 from kernels.parallel import num_threads
 from kernels.rows_cpu import WRITE, copy_rows, write_rows
@@ -72,7 +72,7 @@ def write_kv(
 
 def restore_kv(
     hidden: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     eps: float,
     kv_projection: PackedLinear,
     cos_sin: Tensor,
@@ -80,16 +80,21 @@ def restore_kv(
     slots: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    k_norm_weight: Tensor | None = None,
 ) -> None:
     """Rebuild one layer's K and V from its hidden states (HCache, section 4.1) at their slots.
 
-    hidden [n, D], the layer's input before its norm, in the model's dtype; kv_projection: K's
-    rows, then V's ([2 * KVH * d, D]); positions, slots int64 [n]; k_cache, v_cache written.
+    hidden [n, D], the layer's input before its norm (None: the family has none there), in the
+    model's dtype; kv_projection: K's rows, then V's ([2 * KVH * d, D]); k_norm_weight as
+    `qk_norm` takes it; positions, slots int64 [n]; k_cache, v_cache written.
     Same kernels and rounding as the forward pass: equal to it but for the GEMM's shape.
     """
-    projected = kv_projection(rms_norm(hidden, norm_weight, eps))
+    normed = hidden if norm_weight is None else rms_norm(hidden, norm_weight, eps)
+    projected = kv_projection(normed)
     heads, dim = k_cache.shape[1:]
     k, v = projected.view(-1, 2, heads, dim).unbind(1)
+    if k_norm_weight is not None:
+        k = qk_norm(k, k_norm_weight, eps)
     write_kv(None, k, v, cos_sin, positions, slots, k_cache, v_cache)
 
 

@@ -1,4 +1,4 @@
-"""The forward pass of a Llama-family decoder over one step's rows."""
+"""The forward pass of a decoder over one step's rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.batch import Batch
 from engine.memory.kv_cache import KVCache
 from engine.model.attention import StepAttention
 from engine.model.weights import Weights
-from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
+from kernels.elementwise import add_rms_norm, qk_norm, rms_norm, silu_mul
 from kernels.kv import restore_kv, write_kv
 
 Record = Callable[[int, Tensor], None]
@@ -36,30 +36,37 @@ class Decoder:
         hidden_size]; it must copy what it keeps.
         """
         w, cache = self.weights, self.cache
-        eps = w.config.rms_norm_eps
+        eps, after = w.config.rms_norm_eps, w.config.family.norm_after
         hidden = w.embedding[batch.token_ids]
         attended = torch.empty((batch.num_tokens, self._q_width), dtype=w.dtype)
         by_head = attended.view(self._q_shape)
-        normed = rms_norm(hidden, w.layers[0].input_norm, eps)
+        normed = hidden if after else rms_norm(hidden, w.layers[0].attention_norm, eps)
         for i, layer in enumerate(w.layers):
             if record is not None:
                 record(i, hidden)
             qkv = layer.qkv(normed)
             q, k, v = torch.split(qkv, [self._q_width, self._kv_width, self._kv_width], dim=1)
-            q = q.view(self._q_shape)
-            k = k.view(self._kv_shape)
-            v = v.view(self._kv_shape)
+            q, k, v = q.view(self._q_shape), k.view(self._kv_shape), v.view(self._kv_shape)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = qk_norm(q, layer.q_norm, eps), qk_norm(k, layer.k_norm, eps)
             k_cache, v_cache = cache.k[i], cache.v[i]
             write_kv(q, k, v, w.cos_sin, batch.positions, batch.slots, k_cache, v_cache)
             attention(q, k_cache, v_cache, by_head)
-            normed = add_rms_norm(layer.o(attended), hidden, layer.post_norm, eps)
-            mlp = layer.down(silu_mul(layer.gate_up(normed)))
-            last = i + 1 == len(w.layers)
-            following = w.final_norm if last else w.layers[i + 1].input_norm
-            normed = add_rms_norm(mlp, hidden, following, eps)
+            if after:
+                hidden.add_(rms_norm(layer.o(attended), layer.attention_norm, eps))
+                mlp = layer.down(silu_mul(layer.gate_up(hidden)))
+                hidden.add_(rms_norm(mlp, layer.mlp_norm, eps))
+            else:
+                normed = add_rms_norm(layer.o(attended), hidden, layer.mlp_norm, eps)
+                mlp = layer.down(silu_mul(layer.gate_up(normed)))
+                last = i + 1 == len(w.layers)
+                following = w.final_norm if last else w.layers[i + 1].attention_norm
+                normed = add_rms_norm(mlp, hidden, following, eps)
         rows = normed[batch.logit_rows] if len(batch.logit_rows) < len(normed) else normed
         if len(rows) == 0:
             return torch.empty((0, w.config.vocab_size))
+        if after:  # `normed` is the residual stream there
+            rows = rms_norm(rows, w.final_norm, eps)
         return w.head(rows.contiguous()).float()
 
     def restore(self, layer: int, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
@@ -72,7 +79,7 @@ class Decoder:
         k_cache, v_cache = self.cache.k[layer], self.cache.v[layer]
         restore_kv(
             hidden,
-            weights.input_norm,
+            None if w.config.family.norm_after else weights.attention_norm,
             w.config.rms_norm_eps,
             weights.kv,
             w.cos_sin,
@@ -80,4 +87,5 @@ class Decoder:
             slots,
             k_cache,
             v_cache,
+            weights.k_norm,
         )

@@ -14,14 +14,16 @@ from typing import Literal
 import msgspec
 
 from engine.errors import ModelError
+from engine.model.families import FAMILIES, Family, Llama3Rope, family_of
 from engine.model.weight_files import read_headers
 
 EMBEDDED = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
 EMBEDDED_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SUPPORTED = (
-    "supported are Llama models (LlamaForCausalLM) without RoPE scaling, biases or quantisation, "
-    "with fp32, fp16 or bf16 weights in safetensors files"
+    f"supported are {', '.join(family.architecture for family in FAMILIES)}, without sliding "
+    "windows or quantisation, with plain or Llama 3 RoPE, and with fp32, fp16 or bf16 weights in "
+    "safetensors files"
 )
 _DTYPES: dict[str, WeightDType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -41,7 +43,7 @@ WeightDType = Literal["fp32", "fp16", "bf16"]
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The geometry of a decoder, as its directory states it."""
 
-    family: Literal["llama"]
+    family: Family
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -50,6 +52,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int
     vocab_size: int
     rope_theta: float
+    rope_scaling: Llama3Rope | None = None
     rms_norm_eps: float
     max_position_embeddings: int
     tie_word_embeddings: bool
@@ -58,7 +61,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _HFConfig(msgspec.Struct, kw_only=True):
-    """The fields of a LlamaForCausalLM config.json that matter here, with the family's defaults."""
+    """The fields of a config.json that matter here, with Llama's defaults."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -76,6 +79,9 @@ class _HFConfig(msgspec.Struct, kw_only=True):
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None  # None: a window that is set is used
+    layer_types: list[str] | None = None
     hidden_act: str = "silu"
     eos_token_id: int | list[int] | None = None
 
@@ -158,10 +164,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
 def _geometry(model_dir: Path) -> ModelConfig:
     """What config.json says, refused unless all of it is supported; dtype is not known yet."""
     raw, fields = _read_json(model_dir / "config.json")
-    architectures = fields.get("architectures")
-    if architectures != ["LlamaForCausalLM"] or fields.get("model_type", "llama") != "llama":
-        family = architectures or fields.get("model_type")
-        raise ModelError(f"its family is {family!r}")
+    family = family_of(fields.get("architectures"), fields.get("model_type"))
     if fields.get("quantization_config") or fields.get("compression_config"):
         raise ModelError("its weights are quantised")
     try:
@@ -169,7 +172,11 @@ def _geometry(model_dir: Path) -> ModelConfig:
     except msgspec.ValidationError as error:
         raise ModelError(f"its config.json is damaged: {error}") from None
     if hf.attention_bias or hf.mlp_bias:
-        raise ModelError("its projections have biases")
+        raise ModelError("its projections have biases that its family does not have")
+    windows = {kind for kind in hf.layer_types or () if kind != "full_attention"}
+    if windows or (hf.sliding_window is not None and hf.use_sliding_window is not False):
+        what = ", ".join(sorted(windows)) or f"a sliding window of {hf.sliding_window} tokens"
+        raise ModelError(f"its layers attend with {what}")
     if hf.hidden_act != "silu":
         raise ModelError(f"its activation is {hf.hidden_act!r}, not 'silu'")
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
@@ -181,8 +188,9 @@ def _geometry(model_dir: Path) -> ModelConfig:
             f"its sizes do not fit together: {hf.num_attention_heads} heads, {num_kv_heads} key "
             f"and value heads of {head_dim}, {hf.num_hidden_layers} layers of {hf.hidden_size}"
         )
+    theta, scaling = _rope(hf)
     return ModelConfig(
-        family="llama",
+        family=family,
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
         num_heads=hf.num_attention_heads,
@@ -190,7 +198,8 @@ def _geometry(model_dir: Path) -> ModelConfig:
         head_dim=head_dim,
         intermediate_size=hf.intermediate_size,
         vocab_size=hf.vocab_size,
-        rope_theta=_rope_theta(hf),
+        rope_theta=theta,
+        rope_scaling=scaling,
         rms_norm_eps=hf.rms_norm_eps,
         max_position_embeddings=hf.max_position_embeddings,
         tie_word_embeddings=hf.tie_word_embeddings,
@@ -212,23 +221,30 @@ def _read_json(path: Path) -> tuple[bytes, dict[str, object]]:
     return raw, fields
 
 
-def _rope_theta(hf: _HFConfig) -> float:
+def _rope(hf: _HFConfig) -> tuple[float, Llama3Rope | None]:
+    """Base and scaling of RoPE. Raises ModelError for a kind that is not known."""
     theta: object = hf.rope_theta
     partial: object = hf.partial_rotary_factor
+    scaling: Llama3Rope | None = None
     for parameters in (hf.rope_scaling, hf.rope_parameters):
         if parameters is None:
             continue
         kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind != "default":
+        if kind == "llama3":
+            try:
+                scaling = msgspec.convert(parameters, Llama3Rope)
+            except msgspec.ValidationError as error:
+                raise ModelError(f"its RoPE scaling is damaged: {error}") from None
+        elif kind != "default":
             raise ModelError(f"it uses RoPE scaling of type {kind!r}")
         theta = parameters.get("rope_theta", theta)
         partial = parameters.get("partial_rotary_factor", partial)
-    if partial != 1.0:
+    if partial not in (1.0, None):
         raise ModelError(f"it rotates only {partial!r} of each head")
     theta = 10000.0 if theta is None else theta
     if not isinstance(theta, int | float) or theta <= 0:
         raise ModelError(f"its rope_theta is {theta!r}")
-    return float(theta)
+    return float(theta), scaling
 
 
 def _eos_token_ids(model_dir: Path, hf: _HFConfig) -> tuple[int, ...]:
@@ -259,15 +275,22 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    family = config.family
+    norms = ["post_attention_layernorm"]
+    norms.append("post_feedforward_layernorm" if family.norm_after else "input_layernorm")
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
+        attention = prefix + "self_attn."
+        shapes |= {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
+        for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
+            shapes[f"{attention}{name}_proj.weight"] = (width, hidden)
+            if family.qkv_bias:
+                shapes[f"{attention}{name}_proj.bias"] = (width,)
+            if family.qk_norm != "none" and name != "v":
+                normed = config.head_dim if family.qk_norm == "head" else width
+                shapes[f"{attention}{name}_norm.weight"] = (normed,)
         shapes |= {
-            prefix + "input_layernorm.weight": (hidden,),
-            prefix + "self_attn.q_proj.weight": (q_width, hidden),
-            prefix + "self_attn.k_proj.weight": (kv_width, hidden),
-            prefix + "self_attn.v_proj.weight": (kv_width, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, q_width),
-            prefix + "post_attention_layernorm.weight": (hidden,),
+            attention + "o_proj.weight": (hidden, q_width),
             prefix + "mlp.gate_proj.weight": (inner, hidden),
             prefix + "mlp.up_proj.weight": (inner, hidden),
             prefix + "mlp.down_proj.weight": (hidden, inner),

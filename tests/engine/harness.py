@@ -44,13 +44,15 @@ def write_tokenizer(model_dir: Path) -> int:
     return len(vocab)
 
 
-def make_tiny_model(model_dir: Path, *, num_kv_heads: int, seed: int = 0) -> Path:
-    """A random Llama of three layers whose greedy choices rest on no tie."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def make_tiny_model(
+    model_dir: Path, *, num_kv_heads: int, seed: int = 0, family: str = "Llama", **options: Any
+) -> Path:
+    """A random model of three layers whose greedy choices rest on no tie."""
+    import transformers
 
     model_dir.mkdir(parents=True, exist_ok=True)
     vocab_size = write_tokenizer(model_dir)
-    config = LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=192,
@@ -62,13 +64,17 @@ def make_tiny_model(model_dir: Path, *, num_kv_heads: int, seed: int = 0) -> Pat
         initializer_range=0.15,
         bos_token_id=1,
         eos_token_id=2,
+        pad_token_id=0,
         tie_word_embeddings=False,
+        **options,
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones would hide a norm that is applied twice
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        elif "bias" in name:  # and zeros a bias that is left out
+            torch.nn.init.normal_(parameter, std=0.3)
     model.lm_head.weight.data *= 8  # logits as wide apart as a trained model's
     model.save_pretrained(model_dir)
     return model_dir

@@ -86,7 +86,7 @@ def test_an_unsupported_model_is_refused_before_listening(data_dir: Path, tmp_pa
     result = run("serve", "--data-dir", str(data_dir), "--model", str(model))
     assert result.exit_code == 1
     assert f"Error: the model in {model} cannot be used: its family is" in result.output
-    assert "supported are Llama models" in result.output
+    assert "supported are LlamaForCausalLM, " in result.output
 
 
 def test_migrating_first_makes_the_database(tmp_path: Path) -> None:

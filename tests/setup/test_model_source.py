@@ -16,6 +16,7 @@ from huggingface_hub import errors
 from safetensors.numpy import save_file
 
 from engine.errors import ModelError
+from engine.model.families import Family
 from engine.model.source import (
     EMBEDDED_NAME,
     ModelConfig,
@@ -44,7 +45,7 @@ CONFIG: dict[str, Any] = {
 def geometry(**changes: Any) -> ModelConfig:
     """What `CONFIG` means, written down by hand."""
     fields: dict[str, Any] = {
-        "family": "llama",
+        "family": Family("llama", "LlamaForCausalLM"),
         "num_layers": 2,
         "hidden_size": 16,
         "num_heads": 4,
@@ -87,7 +88,7 @@ def refusal(model_dir: Path) -> str:
         read_model_config(model_dir)
     message = str(caught.value)
     assert message.startswith(f"the model in {model_dir} cannot be used: ")
-    assert "; supported are Llama models (LlamaForCausalLM)" in message
+    assert "; supported are LlamaForCausalLM, MistralForCausalLM, " in message
     return message
 
 
@@ -115,13 +116,15 @@ def test_turns_end_at_the_tokens_of_both_files(model_dir: Path) -> None:
     ("changes", "fault"),
     [
         ({"architectures": ["OPTForCausalLM"], "model_type": "opt"}, "its family is ['OPTFor"),
-        ({"architectures": ["MistralForCausalLM"], "model_type": "mistral"}, "Mistral"),
+        ({"architectures": ["MistralForCausalLM"]}, "its family is ['Mistral"),  # not the type
+        ({"sliding_window": 64}, "its layers attend with a sliding window of 64 tokens"),
+        ({"layer_types": ["full_attention", "chunked"]}, "its layers attend with chunked"),
         ({"architectures": ..., "model_type": "bert"}, "its family is 'bert'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
         ({"attention_bias": True}, "its projections have biases"),
         ({"mlp_bias": True}, "its projections have biases"),
         ({"hidden_act": "gelu"}, "its activation is 'gelu'"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE scaling of type 'llama3'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE scaling is damaged"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE scaling of type 'linear'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "RoPE scaling of type 'yarn'"),
         ({"partial_rotary_factor": 0.5}, "it rotates only 0.5 of each head"),
@@ -132,7 +135,7 @@ def test_turns_end_at_the_tokens_of_both_files(model_dir: Path) -> None:
         ({"num_attention_heads": 0}, "its sizes do not fit together"),
         ({"eos_token_id": None}, "it names no end-of-turn token"),
         ({"eos_token_id": 32}, "its end-of-turn tokens [32] are not all in the vocabulary"),
-        ({"num_hidden_layers": 3}, "its weights lack model.layers.2.input_layernorm.weight"),
+        ({"num_hidden_layers": 3}, "its weights lack model.layers.2."),
         ({"tie_word_embeddings": False}, "its weights lack lm_head.weight"),
         ({"intermediate_size": 48}, "has shape [24, 16], its config.json says [48, 16]"),
     ],
