@@ -45,8 +45,8 @@ def problem_of(error: Exception) -> Problem:
         case QueueFull():
             return Problem(
                 status=429,
-                text="The server has as many questions as it takes at once.",
-                hint=f"Try again in {error.retry_after_s} seconds; your text is still here.",
+                text="The server is busy: it has as many questions as it takes at once.",
+                hint=f"Try again in {_seconds(error.retry_after_s)}; your text is still here.",
                 retry_after_s=error.retry_after_s,
             )
         case EngineUnavailable():
@@ -112,6 +112,10 @@ def problem_response(request: HTTPRequest, views: Views, problem: Problem) -> Re
     else:
         body, media_type = views.problem_page(request, problem), MediaType.HTML
     return Response(body, status_code=problem.status, headers=headers, media_type=media_type)
+
+
+def _seconds(number: int) -> str:
+    return "a second" if number == 1 else f"{number} seconds"
 
 
 def wants_json(request: HTTPRequest) -> bool:

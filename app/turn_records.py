@@ -10,6 +10,7 @@ import msgspec
 from engine.messages import Done, EngineInfo, Failed
 from sessions.records import EndStatus, Latency, Message
 
+TOO_BUSY = "The server was too busy to take this question."
 CUT_OFF = "The answer was cut off when the server stopped."
 
 
@@ -45,6 +46,10 @@ def outcome_of(
             return Outcome("interrupted", error=CUT_OFF)
         case Failed(kind="engine_died", reason=reason):
             return Outcome("interrupted", error=reason)
+        case Failed(kind="queue_full"):
+            return Outcome("failed", error=TOO_BUSY)
+        case Failed(kind="context_overflow", reason=reason):
+            return Outcome("failed", error=f"The model cannot take this chat: {reason}.")
         case Failed(reason=reason):
             return Outcome("failed", error=reason)
         case Done(finish=finish, stats=stats):

@@ -90,6 +90,8 @@ def latency_line(latency: Latency | None) -> str:
     """Where the prompt's tokens came from and how soon the first token came, in one line."""
     if latency is None:
         return ""
+    if latency.server_ttft_ms is None and not latency.prefill_ms:
+        return ""  # stopped in the queue: its prompt was never read
     parts = []
     if latency.restored_tokens:
         parts.append(f"restored {latency.restored_tokens:,} tokens in {latency.restore_ms:,.0f} ms")

@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import problem_of
 from app.faults import InvalidField
 from app.latency_charts import percentile, server_charts, turn_charts
 from app.message_text import TITLE_CHARS, clean_text, clean_title, title_of
 from app.submissions import Submissions
-from app.turn_records import history_of
+from app.turn_records import history_of, outcome_of
 from app.views import latency_line
+from engine.errors import QueueFull
+from engine.messages import Failed, FailureKind
 from sessions.records import Latency, Message, TurnLatency
-from tests.app.fake_engine import stats
+from tests.app.fake_engine import FakeEngine, stats
 
 NOW = datetime(2026, 3, 1, 10, 2, tzinfo=UTC)
 
@@ -116,6 +119,32 @@ def test_a_title_ends_at_a_word() -> None:
     assert title_of("\u202b日本") == "\u202b日本"
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason", "status", "says"),
+    [
+        ("queue_full", "4 wait", "failed", "The server was too busy to take this question."),
+        (
+            "context_overflow",
+            "the chat has 9 tokens; the context holds 8",
+            "failed",
+            "The model cannot take this chat: the chat has 9 tokens; the context holds 8.",
+        ),
+        ("internal", "A fault.", "failed", "A fault."),
+        ("engine_died", "It died.", "interrupted", "It died."),
+    ],
+)
+def test_a_failed_turn_is_told_in_a_sentence(
+    kind: FailureKind, reason: str, status: str, says: str
+) -> None:
+    outcome = outcome_of(Failed(request_id="r", kind=kind, reason=reason), FakeEngine().info, None)
+    assert (outcome.status, outcome.error) == (status, says)
+
+
+@pytest.mark.parametrize(("wait_s", "says"), [(1, "in a second;"), (3, "in 3 seconds;")])
+def test_a_busy_server_says_when_to_try_again(wait_s: int, says: str) -> None:
+    assert says in problem_of(QueueFull(limit=4, retry_after_s=wait_s)).hint
+
+
 def test_the_line_under_an_answer() -> None:
     assert latency_line(latency(resident_tokens=0, prefix_tokens=0)) == (
         "restored 1,204 tokens in 38 ms, first token 96 ms"
@@ -124,6 +153,7 @@ def test_the_line_under_an_answer() -> None:
     assert latency_line(fresh) == "recomputed 7 tokens, first token 96 ms"
     unknown = replace(fresh, server_ttft_ms=None)
     assert latency_line(unknown) == "recomputed 7 tokens"
+    assert latency_line(replace(unknown, prefill_ms=0.0)) == ""  # it never left the queue
     assert latency_line(None) == ""
 
 
