@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 from litestar import Response, post
 from litestar.params import FromPath
@@ -19,7 +20,11 @@ from engine.errors import ContextOverflow
 
 @post("/chats", include_in_schema=False)
 async def begin(request: HTTPRequest, services: UseServices) -> Response[str]:
-    """A new chat with its first message. The same form sent twice leads to the same chat."""
+    """A new chat with its first message. The same form sent twice leads to the same chat.
+
+    A form that was filled in anew (the page came back by Back) or whose chat was deleted since
+    begins another one.
+    """
     user = await ensure_user(request)
     text = await form_field(request, "text")
     assistant_id = await form_field(request, "assistant_id")
@@ -31,7 +36,11 @@ async def begin(request: HTTPRequest, services: UseServices) -> Response[str]:
         return turn.chat_id
 
     try:
-        chat_id = await services.submissions.once(user.id, submission, start)
+        chat_id = await services.submissions.once(
+            user.id, submission and _digest(submission, assistant_id, text), start
+        )
+        if await services.repository.chat(user.id, chat_id) is None:
+            chat_id = await start()
     except DomainError as error:
         problem = problem_of(error)
         if isinstance(error, ContextOverflow):
@@ -73,6 +82,11 @@ async def warm(request: HTTPRequest, services: UseServices, chat_id: FromPath[st
     """The chat is on a screen: bring its state back before the next message is sent."""
     chat = await pages.own_chat(services, await user_id_of(request), chat_id)
     await services.chat.warm(chat)
+
+
+def _digest(*fields: str) -> str:
+    """What tells one filled-in form from another."""
+    return sha256("\0".join(fields).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 async def _changed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litestar.types import Message, Scope
 
-from app.security.scope import add_header, append_cookie, request_security
+from app.security.scope import add_header, append_cookie, header_of, request_security
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -32,6 +32,9 @@ async def add_security_headers(message: Message, scope: Scope) -> None:
         # The files keep their names over an update: ask each time, ETag answers.
         add_header(message, b"cache-control", "no-cache", replace=False)
     else:
-        add_header(message, b"cache-control", "no-store")
+        # A response that forbids more than that keeps its own.
+        own = header_of(message, b"cache-control")
+        if "no-store" not in own:
+            add_header(message, b"cache-control", "no-store")
     for cookie in request_security(scope).cookies.values():
         append_cookie(message, cookie)

@@ -71,6 +71,12 @@ def add_header(message: Message, name: bytes, value: str, *, replace: bool = Tru
     cast(Any, message)["headers"] = [*kept, (name, value.encode("latin-1"))]
 
 
+def header_of(message: Message, name: bytes) -> str:
+    """Return the first value of a header of a response start, "" for none; `name` in lower case."""
+    headers = cast(Any, message).get("headers", [])
+    return next((value.decode("latin-1") for key, value in headers if key.lower() == name), "")
+
+
 def append_cookie(message: Message, value: str) -> None:
     """Add one Set-Cookie header to a response start."""
     headers = list(cast(Any, message).get("headers", []))

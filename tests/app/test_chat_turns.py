@@ -187,8 +187,16 @@ async def test_the_same_new_chat_form_sent_twice_makes_one_chat(
         "submission": field(browser.page, "submission"),
     }
     one, two = await asyncio.gather(browser.post("/chats", fields), browser.post("/chats", fields))
-    assert one.headers["location"] == two.headers["location"]
+    chat = one.headers["location"]
+    assert chat == two.headers["location"]
     assert len(rows(web_settings, "SELECT id FROM chat")) == 2
+    # Back to the form, and something else written into it: no text may be lost.
+    other = await browser.post("/chats", {**fields, "text": "something else"})
+    assert other.headers["location"] not in ("", chat)
+    assert (await browser.post("/chats", fields)).headers["location"] == chat
+    await browser.post(f"{chat}/delete")
+    anew = await browser.post("/chats", fields)
+    assert (await browser.get(anew.headers["location"])).status_code == 200
 
 
 async def test_a_full_queue_answers_429_and_keeps_the_text(
