@@ -140,8 +140,9 @@ def gguf_weight_bytes(path: Path, config: ModelConfig) -> float:
     }
     try:
         reader = GGUFReader(path)
+        architecture = reader.get_field("general.architecture")
         for key, value in expected.items():
-            entry = reader.get_field(f"{config.family}.{key}")
+            entry = architecture and reader.get_field(f"{architecture.contents()}.{key}")
             found = None if entry is None else entry.contents()
             if found != value:
                 raise Refused(f"{path} is another model: its {key} is {found}, ours {value}")
