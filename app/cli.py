@@ -77,7 +77,7 @@ def main() -> None:
 def serve(migrate: bool, **options: Any) -> None:
     """Serve until interrupted."""
     settings = _load(options)
-    from app.server import run_server
+    from app.server import AddressUnusable, run_server
 
     with _locked(settings):
         try:
@@ -86,7 +86,7 @@ def serve(migrate: bool, **options: Any) -> None:
             require_current(settings.database_path)
             expire_backups(settings.backup_dir)
             run_server(settings)
-        except (SessionsError, EngineError) as error:
+        except (AddressUnusable, SessionsError, EngineError) as error:
             raise click.ClickException(str(error)) from error
 
 

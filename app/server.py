@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -24,12 +26,60 @@ Send = Callable[[Message], Awaitable[None]]
 GRACEFUL_SHUTDOWN_S = 10  # then connections that are still open are cut
 
 
+class AddressUnusable(Exception):
+    """The server cannot listen where it should; the message is for the operator."""
+
+
 def run_server(settings: Settings) -> None:
     """Serve until a signal ends it.
 
-    Raises EngineError and SessionsError, each before anything listens, and SystemExit when it could
-    not start for another reason, which was logged.
+    Raises AddressUnusable, EngineError and SessionsError, each before anything listens, and
+    SystemExit when it could not start for another reason, which was logged.
     """
+    with contextlib.ExitStack() as at_end:
+        # First of all: starting the engine takes seconds, a taken port is known at once.
+        sockets = [at_end.enter_context(one) for one in bind(settings.host, settings.port)]
+        _run(settings, sockets)
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to the addresses of a host, not listening yet. Raises AddressUnusable."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise AddressUnusable(f"--host {host} is no address of a machine: {error}") from error
+    with contextlib.ExitStack() as at_failure:
+        bound = []
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            one = at_failure.enter_context(socket.socket(family, kind, protocol))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                one.bind(address)
+            except OSError as error:
+                raise AddressUnusable(_why_not(host, port, error)) from error
+            bound.append(one)
+        at_failure.pop_all()
+    return bound
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"port {port} of {host} is in use, maybe by another server; "
+                "stop it, or choose another port with --port"
+            )
+        case errno.EACCES:
+            return f"port {port} of {host} needs more rights; choose one from 1024 on with --port"
+        case errno.EADDRNOTAVAIL:
+            return f"{host} is no address of this machine; choose another with --host"
+        case _:
+            return f"port {port} of {host} cannot be opened: {error.strerror}"
+
+
+def _run(settings: Settings, sockets: list[socket.socket]) -> None:
     model_dir = resolve_model(settings.model, settings.data_dir, click.echo)
     read_model_config(model_dir)
     # The directory instead of the name it was found by, so that nothing is verified twice.
@@ -51,7 +101,7 @@ def run_server(settings: Settings) -> None:
     )
     server = _Server(config)
     try:
-        server.run()
+        server.run(sockets=sockets)
     except KeyboardInterrupt:
         pass  # uvicorn raises it again after an orderly end
     except SystemExit:

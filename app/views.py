@@ -86,6 +86,10 @@ class ComposerView:
     running: bool
 
 
+def _tokens(number: int) -> str:
+    return "1 token" if number == 1 else f"{number:,} tokens"
+
+
 def latency_line(latency: Latency | None) -> str:
     """Where the prompt's tokens came from and how soon the first token came, in one line."""
     if latency is None:
@@ -94,18 +98,18 @@ def latency_line(latency: Latency | None) -> str:
         return ""  # stopped in the queue: its prompt was never read
     parts = []
     if latency.restored_tokens:
-        parts.append(f"restored {latency.restored_tokens:,} tokens in {latency.restore_ms:,.0f} ms")
+        parts.append(f"restored {_tokens(latency.restored_tokens)} in {latency.restore_ms:,.0f} ms")
     if latency.recomputed_tokens:
-        parts.append(f"recomputed {latency.recomputed_tokens:,} tokens")
+        parts.append(f"recomputed {_tokens(latency.recomputed_tokens)}")
     if latency.resident_tokens:
-        parts.append(f"{latency.resident_tokens:,} tokens still in memory")
+        parts.append(f"{_tokens(latency.resident_tokens)} still in memory")
     own = latency.prefix_computed_tokens + latency.prefix_restored_tokens
     if latency.prefix_restored_tokens:
-        parts.append(f"restored the assistant's {latency.prefix_restored_tokens:,} tokens")
+        parts.append(f"restored the assistant's {_tokens(latency.prefix_restored_tokens)}")
     if latency.prefix_computed_tokens:
-        parts.append(f"read the assistant's {latency.prefix_computed_tokens:,} tokens")
+        parts.append(f"read the assistant's {_tokens(latency.prefix_computed_tokens)}")
     if latency.prefix_tokens > own:
-        parts.append(f"{latency.prefix_tokens - own:,} tokens shared with other chats")
+        parts.append(f"{_tokens(latency.prefix_tokens - own)} shared with other chats")
     first_token_ms = latency.server_ttft_ms
     if first_token_ms is not None:
         parts.append(f"first token {first_token_ms:,.0f} ms")

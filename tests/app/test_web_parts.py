@@ -151,6 +151,7 @@ def test_the_line_under_an_answer() -> None:
     )
     fresh = latency(restored_tokens=0, resident_tokens=0, recomputed_tokens=7, prefix_tokens=0)
     assert latency_line(fresh) == "recomputed 7 tokens, first token 96 ms"
+    assert latency_line(replace(fresh, recomputed_tokens=1)).startswith("recomputed 1 token,")
     unknown = replace(fresh, server_ttft_ms=None)
     assert latency_line(unknown) == "recomputed 7 tokens"
     assert latency_line(replace(unknown, prefill_ms=0.0)) == ""  # it never left the queue
