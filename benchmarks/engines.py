@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--openvino",
         action="store_true",
         help="compare with OpenVINO GenAI (pip install openvino-genai); needs --gguf; "
-        "adds a minute or more to --quick",
+        "adds half a minute or more to --quick",
     )
     parser.add_argument(
         "--llama-bench",
