@@ -291,6 +291,22 @@
     document.getElementById("composer-text")?.focus();
   });
 
+  // One that leads to a new chat takes the text along that this chat has no room for.
+  const DRAFT = "rejoinder:draft";
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.(".problem__link a");
+    const text = document.getElementById("composer-text")?.value;
+    if (link?.pathname === "/" && text) sessionStorage.setItem(DRAFT, text);
+  });
+
+  const takeDraft = () => {
+    const field = document.querySelector(".composer--new .composer__text");
+    if (!field) return;
+    field.value ||= sessionStorage.getItem(DRAFT) ?? "";
+    sessionStorage.removeItem(DRAFT);
+  };
+
   const tellTabs = () => tabs.postMessage("changed");
 
   document.addEventListener("htmx:after:request", (event) => {
@@ -320,6 +336,7 @@
 
   const begin = () => {
     dress();
+    takeDraft();
     watchScrolling();
     connect();
     warm();

@@ -190,6 +190,14 @@ def test_a_long_message_keeps_the_page_alive_and_is_not_lost(new_context: Contex
     expect(page.locator("#notice .problem")).to_contain_text("8,192")
     expect(page.locator("#composer-text")).to_have_value(text)
     expect(page.locator(".composer__send")).to_be_enabled()
+    page.click("#notice a")  # to a new chat, the text comes along
+    page.wait_for_url(re.compile(r"/$"))
+    expect(page.locator("#composer-text")).to_have_value(text)
+    page.go_back()
+    page.goto("/")
+    expect(page.locator("#composer-text")).to_have_value("")  # only once
+    page.click(".chat-list__link")
+    page.wait_for_url(re.compile(r"/chats/"))
     pasted = "x" * 120_000  # over the limit of characters too: refused with the counts, not cut
     page.fill("#composer-text", pasted)
     page.press("#composer-text", "Enter")
