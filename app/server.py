@@ -16,7 +16,8 @@ from app.main import create_app
 from app.progress import step
 from app.settings import Settings
 from engine.errors import EngineError
-from engine.model.source import read_model_config, resolve_model
+from engine.model.model_config import read_model_config
+from engine.model.source import resolve_model
 from sessions.errors import SessionsError
 
 Message = MutableMapping[str, Any]

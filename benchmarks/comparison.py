@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from benchmarks.floors import decode_floor_s
 from benchmarks.machine import Peak
 from benchmarks.report import Row, floor_shares
-from engine.model.source import ModelConfig
+from engine.model.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

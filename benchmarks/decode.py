@@ -37,7 +37,7 @@ from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.texts import text_ids
 from benchmarks.transformers_side import TransformersSide
 from engine.loading import resolve_dtype
-from engine.model.source import read_model_config
+from engine.model.model_config import read_model_config
 from kernels.threading import configure_torch
 
 MIN_STEPS = 2

@@ -16,8 +16,8 @@ from engine.memory.prefix_tree import NodeState, PrefixNode
 from engine.memory.sequence import Sequence
 from engine.messages import SamplingParams
 from engine.model.attention import Sharing
+from engine.model.model_config import ModelConfig, read_model_config
 from engine.model.sampler import sample
-from engine.model.source import ModelConfig, read_model_config
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weights import load_weights
 from engine.model_runner import ModelRunner

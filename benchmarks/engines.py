@@ -17,7 +17,7 @@ from benchmarks.floors import kv_bytes_per_token, layer_params
 from benchmarks.llama_side import LlamaSide
 from benchmarks.openvino_side import OpenVinoSide
 from benchmarks.report import Options, Refused, Row, progress
-from engine.model.source import ModelConfig
+from engine.model.model_config import ModelConfig
 
 
 class Engine(Protocol):

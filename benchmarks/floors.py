@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.machine import Peak
-from engine.model.source import ModelConfig
+from engine.model.model_config import ModelConfig
 
 
 def layer_params(config: ModelConfig) -> int:

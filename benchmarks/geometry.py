@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.model.families import FAMILIES
-from engine.model.source import ModelConfig, read_model_config, weight_shapes
+from engine.model.model_config import ModelConfig, read_model_config, weight_shapes
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 MHA_LAYERS = 4  # of the 24 of SmolLM2-1.7B: the plan is made a layer at a time

@@ -38,7 +38,7 @@ from benchmarks.resuming import Chat, Side, Turn, check_turn
 from benchmarks.texts import default_prefix_ids, text_ids
 from engine.config import CheckpointMethod
 from engine.loading import resolve_dtype
-from engine.model.source import ModelConfig, read_model_config
+from engine.model.model_config import ModelConfig, read_model_config
 from engine.model.tokenizer import ChatTokenizer
 from engine.restoration.plan import choose_plan
 from kernels.threading import configure_torch

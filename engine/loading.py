@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE, PagePool
 from engine.messages import EngineInfo
-from engine.model.source import read_model_config
+from engine.model.model_config import read_model_config
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weights import load_weights
 from engine.model_runner import ModelRunner

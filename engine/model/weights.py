@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.errors import ModelError
 from engine.model.families import Family
-from engine.model.source import ModelConfig
+from engine.model.model_config import ModelConfig
 from engine.model.weight_files import read_headers
 from kernels.kv import rope_table
 from kernels.linear import PackedLinear

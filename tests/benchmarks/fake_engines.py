@@ -16,7 +16,7 @@ import torch
 from gguf import GGUFWriter
 
 from benchmarks.openvino_worker import Worker
-from engine.model.source import read_model_config
+from engine.model.model_config import read_model_config
 
 Choose = Callable[[list[int]], int]  # the token after these
 

@@ -18,7 +18,7 @@ from benchmarks.machine import Peak
 from benchmarks.openvino_side import OpenVinoSide
 from benchmarks.openvino_worker import Worker
 from benchmarks.report import Refused
-from engine.model.source import read_model_config
+from engine.model.model_config import read_model_config
 from tests.benchmarks.fake_engines import (
     InProcess,
     choice_of,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.source import read_model_config
+from engine.model.model_config import read_model_config
 from engine.model.weights import inverse_frequencies
 from tests.engine.harness import HarnessFactory, Oracle, make_tiny_model, random_ids
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import ModelError
 from engine.model.gguf_import import import_gguf, sha256_of
-from engine.model.source import read_model_config
+from engine.model.model_config import read_model_config
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, LAYERS = 4, 2, 16, 64, 96, 2
 TOKENS = ["<|end|>", "<|turn|>", "a", "b", "ab", "Ġ", "Ġa", "1", "2"]

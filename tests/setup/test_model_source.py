@@ -17,13 +17,8 @@ from safetensors.numpy import save_file
 
 from engine.errors import ModelError
 from engine.model.families import Family
-from engine.model.source import (
-    EMBEDDED_NAME,
-    ModelConfig,
-    read_model_config,
-    resolve_model,
-    weight_shapes,
-)
+from engine.model.model_config import ModelConfig, read_model_config, weight_shapes
+from engine.model.source import EMBEDDED_NAME, resolve_model
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
