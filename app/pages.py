@@ -145,14 +145,16 @@ async def started_fragment(
     path = await repository.path(chat.id, turn.message_id)
     live = services.hub.get(turn.id)
     question, answer = path[-2:]
+    latency = None
     if live is None:  # it has ended already
         path = await repository.path(chat.id, turn.message_id)
         answer = path[-1]
+        latency = await _latency(services, chat.id, turn.message_id)
     context = await sidebar(services, chat.user_id, current=chat.id)
     context |= {
         "csrf_token": csrf_token(request),
         "message": question,
-        "answer": services.views.answer(answer, live=live, last=True),
+        "answer": services.views.answer(answer, live=live, latency=latency, last=True),
         "composer": await composer(services, chat, path, running=live is not None),
         "text": "",
         "autofocus": False,

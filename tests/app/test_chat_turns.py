@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import app.chat
+import app.pages
 from app.settings import Settings
 from engine.turn_stream import Places
 from tests.app.fake_engine import CONTROL_TOKENS, FakeEngine
@@ -217,6 +218,28 @@ async def test_a_full_queue_answers_429_and_keeps_the_text(
     (await server.engine.next_turn(0)).end()
     await until(lambda: server.engine.places.in_use == 0)
     assert (await browser.post("/chats", fields)).status_code == 303
+
+
+async def test_an_answer_that_ended_before_its_page_was_made_has_its_figures(
+    browser: Browser, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat_id = await browser.new_chat()
+    (await server.engine.next_turn(0)).end()
+    await ended(browser, chat_id)
+    started_fragment = app.pages.started_fragment
+
+    async def late(services: Any, *others: Any) -> str:
+        await until(lambda: not services.hub.running())
+        return await started_fragment(services, *others)
+
+    monkeypatch.setattr(app.pages, "started_fragment", late)
+    sent = asyncio.create_task(browser.say(chat_id, "quick", htmx=True))
+    turn = await server.engine.next_turn(1)
+    turn.say("Done.")
+    turn.end()
+    shown = (await sent).text
+    assert "hx-sse:connect" not in shown
+    assert "latency-line" in shown
 
 
 async def test_a_context_that_would_overflow_is_refused_with_the_counts(
