@@ -181,7 +181,7 @@ class ModelRun:
 
     def _row(self, side: Side, mbps: int | None, all_turns: Turns, peak: Peak) -> Row:
         turns, raw = all_turns[side.method], self.disk.bytes_per_s
-        recompute_ms = statistics.median(t.stats.ttft_ms for t in all_turns["recompute"])
+        recompute_ms = statistics.median(t.ttft_ms for t in all_turns["recompute"])
         bandwidth = raw if mbps is None else min(raw, mbps * 1e6)
         costs = RestoreCosts.of(
             self.config,
@@ -196,7 +196,7 @@ class ModelRun:
         if side.method == "recompute":
             compute_s = side.recompute_s_per_token * len(self.chat.history)
         restore_ms = statistics.median(turn.restore_s for turn in turns) * 1e3
-        ttft_ms = statistics.median(turn.stats.ttft_ms for turn in turns)
+        ttft_ms = statistics.median(turn.ttft_ms for turn in turns)
         num_bytes = turns[-1].stats.restore_bytes
         used = self.plans[side.method]
         layers = [costs.num_layers * (used == name) for name in ("recompute", "hidden", "kv")]
@@ -218,7 +218,7 @@ class ModelRun:
             "floor_share": round(costs.makespan(*layers) * 1e3 / restore_ms, 3),
             "io_ms": round(statistics.median(t.stats.restore_io_ms for t in turns), 1),
             "compute_ms": round(statistics.median(t.stats.restore_compute_ms for t in turns), 1),
-            "first_ttft_ms": round(first.ttft_ms, 1),
+            "first_ttft_ms": round(self.first[side.method].ttft_ms, 1),
             "ttft_vs_recompute": round(recompute_ms / ttft_ms, 2),
             "kl": float(f"{self.kl[side.method]:.2g}"),
         }

@@ -46,6 +46,13 @@ class Turn:
     stats: TurnStats
     restore_s: float  # until the history has K/V again, however they came back
 
+    @property
+    def ttft_ms(self) -> float:
+        """To the first token. Raises Refused when the turn had none."""
+        if self.stats.ttft_ms is None:
+            raise Refused("a returning turn had no first token")
+        return self.stats.ttft_ms
+
 
 class ObservedEngine(Engine):
     """An engine that keeps the logits that it samples from. Driven by one thread, by hand."""

@@ -104,8 +104,8 @@ class Engine:
             )
         if refusal:
             self._fail(request, "context_overflow", refusal)
-        elif len(self.scheduler.waiting) >= self._config.max_queue:
-            self._fail(request, "queue_full", f"{self._config.max_queue} requests are waiting")
+        elif len(self._requests) >= self._config.max_batch + self._config.max_queue:
+            self._fail(request, "queue_full", f"{len(self._requests)} requests run or wait")
         else:
             request.text = OutputText(self.tokenizer, submit.sampling.stop)
             request.penalty = PenaltyState.for_request(

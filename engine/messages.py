@@ -135,7 +135,7 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True):
     restore_method: str  # "" when nothing was restored
     restore_bytes: int
     prefill_ms: float
-    ttft_ms: float  # engine's receipt to first token
+    ttft_ms: float | None  # engine's receipt to first token; None: there was none
     itl_p50_ms: float | None  # None with fewer than two tokens
     itl_p95_ms: float | None
     total_ms: float

@@ -143,7 +143,7 @@ class Request(Work):
             restore_method=self.restore_method,
             restore_bytes=self.restore_bytes,
             prefill_ms=((first or ended) - t.prefill_began) * 1e3 if t.prefill_began else 0.0,
-            ttft_ms=((first or ended) - t.received) * 1e3,
+            ttft_ms=None if first is None else (first - t.received) * 1e3,
             itl_p50_ms=statistics.median(gaps) if gaps else None,
             itl_p95_ms=percentile(gaps, 95) if gaps else None,
             total_ms=(ended - t.received) * 1e3,

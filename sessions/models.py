@@ -165,7 +165,7 @@ class TurnLatency(Base):
     restore_method: Mapped[str] = mapped_column(String(64))
     restore_bytes: Mapped[int]
     prefill_ms: Mapped[float]
-    ttft_ms: Mapped[float]
+    ttft_ms: Mapped[float | None]
     itl_p50_ms: Mapped[float | None]
     itl_p95_ms: Mapped[float | None]
     total_ms: Mapped[float]

@@ -149,7 +149,7 @@ class Latency:
     restore_method: str
     restore_bytes: int
     prefill_ms: float
-    ttft_ms: float
+    ttft_ms: float | None
     itl_p50_ms: float | None
     itl_p95_ms: float | None
     total_ms: float

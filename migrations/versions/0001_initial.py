@@ -171,7 +171,7 @@ def upgrade() -> None:
         sa.Column("restore_method", sa.String(64), nullable=False),
         sa.Column("restore_bytes", sa.Integer(), nullable=False),
         sa.Column("prefill_ms", sa.Double(), nullable=False),
-        sa.Column("ttft_ms", sa.Double(), nullable=False),
+        sa.Column("ttft_ms", sa.Double()),
         sa.Column("itl_p50_ms", sa.Double()),
         sa.Column("itl_p95_ms", sa.Double()),
         sa.Column("total_ms", sa.Double(), nullable=False),

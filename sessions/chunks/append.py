@@ -99,6 +99,8 @@ def write_group(state: StoreState, group: Sequence[Append]) -> None:
     finally:
         with state.catalog.lock:
             state.catalog.busy = set()
+        if state.recount_due:
+            state.recount()
 
 
 def _admit(
@@ -124,7 +126,8 @@ def _write_file(state: StoreState, job: _FileJob) -> bool:
     """Append a job's stripes to its file; False when nothing could be written."""
     try:
         _open(state, job)
-    except OSError:
+    except OSError as error:
+        state.refused(error)
         _release(state, job)
         return False
     try:
@@ -132,7 +135,8 @@ def _write_file(state: StoreState, job: _FileJob) -> bool:
             try:
                 state.hook("write")
                 _write_stripe(job, append, stripe)
-            except OSError:
+            except OSError as error:
+                state.refused(error)
                 os.ftruncate(job.fd, job.size)
                 job.appends.remove((append, stripe))
                 state.reserved -= stripe.total
@@ -143,7 +147,8 @@ def _write_file(state: StoreState, job: _FileJob) -> bool:
             _undo(state, job)
             return False
         _start_writeback(job)
-    except OSError:
+    except OSError as error:
+        state.refused(error)
         _undo(state, job)
         return False
     return True
@@ -160,7 +165,8 @@ def _sync_file(state: StoreState, job: _FileJob) -> bool:
     try:
         state.hook("fsync")
         os.fsync(job.fd)
-    except OSError:
+    except OSError as error:
+        state.refused(error)
         _undo(state, job)
         return False
     _start_writeback(job)  # all is on disk now: only drops it from the page cache
@@ -175,7 +181,8 @@ def _sync_new_names(state: StoreState, jobs: list[_FileJob]) -> list[_FileJob]:
     try:
         state.hook("fsync.dir")
         state.files.sync_dirs(job.file for job in new)
-    except OSError:
+    except OSError as error:
+        state.refused(error)
         for job in new:
             _undo(state, job)
         return [job for job in jobs if job.entry is not None]

@@ -149,10 +149,13 @@ class ChunkFiles:
                 os.close(fd)
 
     def listing(self) -> dict[str, int]:
-        """Size in bytes of every chunk file; files with other names are not ours."""
+        """Size in bytes of every chunk file; files with other names are not ours.
+
+        A directory that somebody removed holds none.
+        """
         sizes = {}
         for directory in self.dirs:
-            with os.scandir(directory) as entries:
+            with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
                 for entry in entries:
                     if _CHUNK_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         sizes[entry.name] = entry.stat(follow_symlinks=False).st_size

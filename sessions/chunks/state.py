@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from sessions.chunks.report import CheckReport
 from sessions.chunks.rows import OwnerRow
 
 log = logging.getLogger(__name__)
+
+WARN_EVERY_S = 60.0
 
 Hook = Callable[[str], None]
 
@@ -52,6 +55,8 @@ class StoreState:
     reserved: int = 0
     counters: Counters = field(default_factory=Counters)
     wasteful: set[str] = field(default_factory=set)  # owners worth compacting
+    recount_due: bool = False
+    warn_at: float = 0.0  # monotonic seconds, when a refused write is worth a line again
 
     @classmethod
     def open(cls, files: ChunkFiles, cap: int, hook: Hook) -> StoreState:
@@ -113,6 +118,16 @@ class StoreState:
     def recount(self) -> None:
         """Count the files again, after a failure that left one longer than it should be."""
         self.used = sum(self.files.listing().values())
+        self.recount_due = False
+
+    def refused(self, error: OSError) -> None:
+        """The system refused a write, which costs stripes: one line in the log a minute."""
+        now = time.monotonic()
+        if now >= self.warn_at:
+            self.warn_at = now + WARN_EVERY_S
+            log.warning("chunk store: a write was refused (%s): its stripes are dropped", error)
+        if isinstance(error, FileNotFoundError):
+            self.recount_due = True
 
     def abandon(self) -> None:
         """Close both connections without a word on whether index and files agree."""

@@ -315,3 +315,22 @@ def test_a_compaction_that_fails_changes_nothing(tmp_path: Path, step: str) -> N
     assert store.compactions == 0
     assert restore(store, "c-1", IDS[:64]) == 64
     end(store, [tmp_path])
+
+
+def test_a_removed_directory_is_told_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "store"
+    store = ChunkStore([root], CAP)
+    save(store, "c-1", IDS)
+    assert store.flush(10.0)
+    assert store.bytes_used > 0
+    shutil.rmtree(root)
+    for owner in ("c-1", "c-2", "c-3"):
+        save(store, owner, token_ids(7, 200))
+    assert store.flush(10.0)
+    assert store.bytes_used == 0
+    assert store.stripes_dropped > 0
+    told = [r.getMessage() for r in caplog.records if "a write was refused" in r.getMessage()]
+    assert len(told) == 1
+    store.close()
