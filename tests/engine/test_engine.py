@@ -54,6 +54,23 @@ def test_the_queue_is_bounded(make_engine: HarnessFactory) -> None:
     assert harness.done(second).stats.queue_ms > 0
 
 
+def test_a_burst_is_taken_up_to_batch_and_queue_together(make_engine: HarnessFactory) -> None:
+    """Posted before the next step, all of them still wait; the places in the batch count too."""
+    harness = make_engine(max_batch=3, max_queue=0)
+    burst = [harness.submit(random_ids(5, i), chat=f"c{i}") for i in range(5)]
+    assert [harness.failed(r).kind for r in burst[3:]] == ["queue_full"] * 2
+    harness.run()
+    assert [harness.done(r).finish for r in burst[:3]] == ["length"] * 3
+
+
+def test_a_turn_that_never_began_has_no_first_token(make_engine: HarnessFactory) -> None:
+    harness = make_engine()
+    request = harness.submit(random_ids(5, 1))
+    harness.engine.handle(Cancel(request_id=request))
+    assert harness.done(request).stats.ttft_ms is None
+    assert harness.done(request).stats.tokens_out == 0
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
 def test_cancel_gives_pages_back_at_once(make_engine: HarnessFactory, steps: int) -> None:
     harness = make_engine(prefill_chunk=64)

