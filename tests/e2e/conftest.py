@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect, sync_playwright
 
@@ -22,7 +24,9 @@ CHROMIUM_ARGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-dev-shm-usage",
 ]
+LIMIT_S = 400  # of one test with its fixtures; closing a browser has no limit of its own
 # Playwright's scripts run whatever the page's policy says; pages cannot see or stop this one.
 REPORT_VIOLATIONS = """
 addEventListener("securitypolicyviolation", (event) =>
@@ -30,6 +34,22 @@ addEventListener("securitypolicyviolation", (event) =>
 """
 
 expect.set_options(timeout=20_000)
+
+
+@pytest.fixture(autouse=True)
+def _no_test_hangs() -> Iterator[None]:
+    """Kill the browser under a test that does not come to an end: it fails, the run goes on."""
+
+    def kill() -> None:
+        for child in psutil.Process().children(recursive=True):
+            if "chrom" in child.name():
+                child.kill()
+
+    timer = threading.Timer(LIMIT_S, kill)
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
 
 
 @pytest.fixture(scope="module")
