@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]
+from numba import carray  # type: ignore[attr-defined]  # numba exports it at run time
 
 from kernels.attention_tile import (
     CHUNK_SUMS,

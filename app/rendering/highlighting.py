@@ -43,6 +43,7 @@ def style_sheet() -> str:
 
     def rules(style: str, indent: str) -> str:
         formatter = HtmlFormatter(style=style, classprefix=_CLASS_PREFIX)
+        # The stubs leave this method untyped.
         lines: list[str] = formatter.get_token_style_defs(".code")  # type: ignore[no-untyped-call]
         # The page's own colours are the ground and the plain text.
         kept = [line for line in lines if "hl-w " not in line and "hl-err " not in line]

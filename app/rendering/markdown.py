@@ -67,6 +67,7 @@ def _parser() -> MarkdownIt:
     md.enable(["table", "strikethrough"])
     # A reference defined later would change blocks that were already sent.
     md.disable(["reference", "html_block", "html_inline"])
+    # The parser documents replacing this method as the way to set a link policy.
     md.validateLink = is_allowed_url  # type: ignore[method-assign]
     return md
 

@@ -44,6 +44,7 @@ def is_api_path(path: str) -> bool:
 
 
 def _needs_token(scope: Scope) -> bool:
+    # Only HTTP scopes come here; the declared type also covers websockets, which have no method.
     return scope["method"] not in _SAFE_METHODS and not is_api_path(scope["path"])  # type: ignore[typeddict-item]
 
 

@@ -72,6 +72,7 @@ def load_weights(
     handles = {path: safe_open(path, framework="pt") for path in set(files.values())}
 
     def get(name: str) -> Tensor:
+        # safetensors publishes no types for its compiled reader.
         loaded: Tensor = handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         tensor = loaded.to(dtype).contiguous()
         if not torch.isfinite(tensor).all():

@@ -15,7 +15,9 @@ from engine.messages import (
     EngineInfo,
     EngineStats,
     Failed,
+    FailureKind,
     FinishReason,
+    Phase,
     Status,
     Submit,
     TurnEvent,
@@ -113,10 +115,8 @@ class FakeTurn:
     stream: TurnStream
     reservation: Reservation
 
-    def status(self, phase: str, done: int = 0, total: int = 0) -> None:
-        self._push(
-            Status(request_id=self.stream.request_id, phase=phase, done=done, total=total)  # type: ignore[arg-type]
-        )
+    def status(self, phase: Phase, done: int = 0, total: int = 0) -> None:
+        self._push(Status(request_id=self.stream.request_id, phase=phase, done=done, total=total))
 
     def say(self, text: str) -> None:
         """Each byte of the text is one token."""
@@ -127,9 +127,9 @@ class FakeTurn:
         self.reservation.release()
         self._push(Done(request_id=self.stream.request_id, finish=finish, stats=stats(**changes)))
 
-    def fail(self, kind: str = "internal", reason: str = "A page was lost.") -> None:
+    def fail(self, kind: FailureKind = "internal", reason: str = "A page was lost.") -> None:
         self.reservation.release()
-        self._push(Failed(request_id=self.stream.request_id, kind=kind, reason=reason))  # type: ignore[arg-type]
+        self._push(Failed(request_id=self.stream.request_id, kind=kind, reason=reason))
 
     def _push(self, event: TurnEvent) -> None:
         self.stream.push(event)

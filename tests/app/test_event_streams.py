@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from app import streams
-from app.rendering import BlockRenderer, render_markdown
+from app.rendering import BlockRenderer, BlockUpdate, render_markdown
 from app.streams import LiveTurn, TurnHub, encode_event
 from tests.app.fake_engine import FakeEngine
 from tests.app.web_client import Browser, Events, Server, partials, text_of
@@ -229,7 +229,7 @@ async def test_the_end_of_the_server_ends_streams_without_the_close_event(
 class CountingRenderer(BlockRenderer):
     feeds = 0
 
-    def feed(self, full_text: str):  # type: ignore[no-untyped-def]
+    def feed(self, full_text: str) -> BlockUpdate:
         CountingRenderer.feeds += 1
         return super().feed(full_text)
 
