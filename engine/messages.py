@@ -16,7 +16,7 @@ FailureKind = Literal["context_overflow", "queue_full", "internal", "engine_died
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is chosen. Noise is a function of (seed, position) alone."""
+    """How the next token is chosen. Noise depends on seed, candidate and position alone."""
 
     temperature: float = 0.7  # 0 is greedy
     top_p: float = 0.95
@@ -36,6 +36,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     The sequence is prefix_ids + history_ids + new_ids. `history_computed` counts the leading
     history tokens that have had K/V before (all of them, or one fewer when the last sampled
     token was never run).
+    Prefixes share their common beginning within a scope and never across scopes. Turns of one
+    chat that run at once are candidates: the same ids, each with its own number, and the chat's
+    K/V held and read once for all of them.
     """
 
     request_id: str
@@ -45,6 +48,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     history_computed: int
     new_ids: list[int]
     sampling: SamplingParams
+    prefix_scope: str = ""  # whose prefix it is: an assistant
+    candidate: int = 0  # sampling noise is a function of (seed, candidate, position)
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -59,6 +64,7 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     chat_id: str
     prefix_ids: list[int]
     history_ids: list[int]
+    prefix_scope: str = ""
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag=True):
