@@ -111,6 +111,10 @@ class Engine:
             request.penalty = PenaltyState.for_request(
                 submit.sampling, [*submit.prefix_ids, *request.prompt]
             )
+            for token in request.prompt[len(request.prompt) - submit.answered :]:
+                request.text.push(token)
+                if request.penalty is not None:
+                    request.penalty.push(token)
             self._requests[request.id] = request
             self.scheduler.waiting.append(request)
             self._emit(

@@ -50,6 +50,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sampling: SamplingParams
     prefix_scope: str = ""  # whose prefix it is: an assistant
     candidate: int = 0  # sampling noise is a function of (seed, candidate, position)
+    answered: int = 0  # of the last tokens: those of an answer that is gone on with
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
