@@ -12,10 +12,10 @@ from torch import Tensor
 from engine.batch import Segment
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE, PagePool, pages_for
-from engine.memory.prefix_tree import NodeState, PrefixNode
-from engine.memory.sequence import Sequence
+from engine.memory.prefix_tree import PrefixNode, PrefixTree
+from engine.memory.sequence import IdDigest, Sequence
 from engine.messages import SamplingParams
-from engine.model.attention import Sharing
+from engine.model.attention import FixedGate
 from engine.model.model_config import ModelConfig, read_model_config
 from engine.model.sampler import sample
 from engine.model.tokenizer import ChatTokenizer
@@ -26,7 +26,6 @@ from kernels.warm_up import warm_up
 PREFILL_CHUNK = 256  # rows of a prefill step
 GREEDY = SamplingParams(temperature=0.0)
 Side = Literal["shared", "unshared"]
-SHARING: dict[Side, Sharing] = {"shared": "auto", "unshared": "never"}
 
 
 class Decoding:
@@ -52,8 +51,8 @@ class Decoding:
             self.config.num_layers, pages, self.config.num_kv_heads, self.config.head_dim, dtype
         )
         self.runners: dict[Side, ModelRunner] = {
-            side: ModelRunner(weights, self.cache, None, sharing)
-            for side, sharing in SHARING.items()
+            "shared": ModelRunner(weights, self.cache, None, FixedGate(True)),
+            "unshared": ModelRunner(weights, self.cache, None, FixedGate(False)),
         }
         self.node: PrefixNode | None = None
         self.sequences: list[Sequence] = []
@@ -64,26 +63,29 @@ class Decoding:
         """Tokens of the prefix."""
         return 0 if self.node is None else len(self.node)
 
+    @property
+    def _path(self) -> tuple[PrefixNode, ...]:
+        return () if self.node is None else (self.node,)
+
     def begin(self, prefix_ids: list[int], suffixes: list[list[int]]) -> None:
         """Compute K/V of a prefix and of one suffix for each row, all of one length."""
         self._release()
+        root = PrefixTree().scope("benchmark")
         if prefix_ids:
-            node = PrefixNode("benchmark", prefix_ids)
+            node = PrefixTree().add(root, prefix_ids)
             _reserve(node.seq, len(prefix_ids), self.pool)
             for start in range(0, len(prefix_ids), PREFILL_CHUNK):
                 end = min(start + PREFILL_CHUNK, len(prefix_ids))
-                self.runners["shared"].run([], [Segment(node.seq, None, start, end, False)])
+                self.runners["shared"].run([], [Segment(node.seq, (), start, end, False)])
             node.seq.num_computed = len(prefix_ids)
-            node.state = NodeState.READY
             self.node = node
         logits: list[Tensor] = []
         group: list[Segment] = []
         for i, ids in enumerate(suffixes):
-            hashed = b"" if self.node is None else self.node.hash
-            seq = Sequence(f"c-{i}", list(ids), self.prefix, hashed)
+            seq = Sequence(f"c-{i}", list(ids), self.prefix, IdDigest(prefix_ids))
             _reserve(seq, len(ids), self.pool)
             self.sequences.append(seq)
-            group.append(Segment(seq, self.node, 0, len(ids), True))
+            group.append(Segment(seq, self._path, 0, len(ids), True))
             if len(group) * len(ids) >= PREFILL_CHUNK or i + 1 == len(suffixes):
                 logits.append(self.runners["shared"].run([], group)[1])
                 group = []
@@ -101,7 +103,7 @@ class Decoding:
         segments = []
         for seq in self.sequences[:batch]:
             _reserve(seq, len(seq.ids), self.pool)
-            segments.append(Segment(seq, self.node, len(seq.ids) - 1, len(seq.ids), True))
+            segments.append(Segment(seq, self._path, len(seq.ids) - 1, len(seq.ids), True))
         _, logits = self.runners[side].run(segments, [])
         positions = [seq.position + len(seq.ids) for seq in self.sequences[:batch]]
         tokens = sample(logits, [GREEDY] * batch, positions, [None] * batch).tolist()

@@ -14,13 +14,15 @@ from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.prefix_tree import PrefixNode
 from engine.memory.sequence import Sequence
 
+Path = tuple[PrefixNode, ...]
+
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens [start, end) of a sequence to be run; a decode segment has one."""
+    """Tokens [start, end) of a sequence to be run; a decode segment has one, its last."""
 
     seq: Sequence
-    node: PrefixNode | None
+    path: Path  # nodes before the sequence, from the root
     start: int
     end: int
     wants_logits: bool  # of its last token
@@ -30,9 +32,9 @@ class Segment:
 class Batch:
     """One step. Rows [0, num_decode) are decode rows, one a sequence; the rest is prefill.
 
-    Segments are ordered so that the rows of a prefix node are contiguous where they can be:
-    decode rows by node, then prefill rows by node in the opposite order, so that the node in the
-    middle has one run of rows.
+    Segments are ordered so that the rows of a node are contiguous where they can be: decode rows
+    by path, then prefill rows by path in the opposite order, so that the nodes in the middle have
+    one run of rows.
     """
 
     segments: tuple[Segment, ...]
@@ -49,6 +51,14 @@ class Batch:
         return len(self.token_ids)
 
 
+def by_path(segments: Seq[Segment], order: dict[PrefixNode, int]) -> list[Segment]:
+    """Segments with equal beginnings of their paths side by side; nodes in order of appearance."""
+    for segment in segments:
+        for node in segment.path:
+            order.setdefault(node, len(order))
+    return sorted(segments, key=lambda s: [order[node] for node in s.path])
+
+
 def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
     """Lay out one step's rows.
 
@@ -56,28 +66,28 @@ def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
     """
     if not decode and not prefill:
         raise ValueError("a step needs at least one segment")
-    order: dict[PrefixNode | None, int] = {}
-    for segment in (*decode, *prefill):
-        order.setdefault(segment.node, len(order))
-    segments = (
-        *sorted(decode, key=lambda s: order[s.node]),
-        *sorted(prefill, key=lambda s: -order[s.node]),
-    )
-    ids: list[int] = []
-    positions: list[npt.NDArray[np.int64]] = []
-    slots: list[npt.NDArray[np.int64]] = []
-    first_rows: list[int] = []
-    logit_rows: list[int] = []
-    for segment in segments:
+    order: dict[PrefixNode, int] = {}
+    decode = by_path(decode, order)
+    prefill = by_path(prefill, order)[::-1]
+    segments = (*decode, *prefill)
+    ids = [segment.seq.ids[-1] for segment in decode]
+    first_rows = list(range(len(decode)))
+    ends = np.array([segment.end for segment in decode], dtype=np.int64) - 1
+    pages = np.array([s.seq.page_ids[(s.end - 1) // PAGE_SIZE] for s in decode], dtype=np.int64)
+    start = np.array([segment.seq.position for segment in decode], dtype=np.int64)
+    positions: list[npt.NDArray[np.int64]] = [start + ends]
+    slots: list[npt.NDArray[np.int64]] = [pages * PAGE_SIZE + ends % PAGE_SIZE]
+    logit_rows = list(range(len(decode)))
+    for segment in prefill:
         seq = segment.seq
         first_rows.append(len(ids))
         ids.extend(seq.ids[segment.start : segment.end])
         offsets = np.arange(segment.start, segment.end)
         positions.append(seq.position + offsets)
-        pages = np.array(
+        held = np.array(
             seq.page_ids[segment.start // PAGE_SIZE : (segment.end - 1) // PAGE_SIZE + 1]
         )
-        page = pages[offsets // PAGE_SIZE - segment.start // PAGE_SIZE]
+        page = held[offsets // PAGE_SIZE - segment.start // PAGE_SIZE]
         slots.append(page * PAGE_SIZE + offsets % PAGE_SIZE)
         if segment.wants_logits:
             logit_rows.append(len(ids) - 1)
@@ -89,5 +99,5 @@ def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
         positions=torch.from_numpy(np.concatenate(positions)),
         slots=torch.from_numpy(np.concatenate(slots)),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        logit_segments=tuple(s for s in segments if s.wants_logits),
+        logit_segments=(*decode, *(s for s in prefill if s.wants_logits)),
     )

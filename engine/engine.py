@@ -81,7 +81,12 @@ class Engine:
                 if request is not None:
                     self._finish(request, "cancelled")
             case Warm():
-                self.scheduler.warm(message.chat_id, message.prefix_ids, message.history_ids)
+                self.scheduler.warm(
+                    message.chat_id,
+                    message.prefix_scope,
+                    message.prefix_ids,
+                    message.history_ids,
+                )
             case Forget():
                 self._forget(message)
             case GetStats():
@@ -139,8 +144,8 @@ class Engine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             restoring=sum(1 for _ in scheduler.restoring()),
-            resident_chats=len(scheduler.tree.chats),
-            prefix_nodes=len(scheduler.tree.nodes),
+            resident_chats=len(scheduler.resident.idle_chats()),
+            prefix_nodes=sum(1 for root in scheduler.tree.prefixes.values() for _ in root.nodes()),
             pages_total=scheduler.pool.num_pages,
             pages_free=scheduler.pool.num_free,
             steps=count["steps"],
@@ -168,7 +173,7 @@ class Engine:
 
     def idle_wait(self) -> float:
         """Seconds to wait for a message before `idle_tick` is due."""
-        oldest = self.scheduler.tree.oldest_chat()
+        oldest = self.scheduler.resident.oldest_chat()
         if oldest is None:
             return 1.0
         return min(1.0, max(0.01, oldest[1] + self._config.idle_evict_s - now()))
@@ -239,7 +244,7 @@ class Engine:
                     self._counters["rejected"] += len(job.rejected)
                     logger.warning(
                         "%s: %d of its chunks cannot be used and will be recomputed; the first: %s",
-                        item.sequence.owner,
+                        job.seq.owner,
                         len(job.rejected),
                         job.rejected[0],
                     )
@@ -267,9 +272,15 @@ class Engine:
         """Sample one token for each request and say it."""
         if not requests:
             return
-        positions = [r.position + len(r.sequence.ids) for r in requests]
+        positions = [r.sequence.position + len(r.sequence) for r in requests]
         states = [r.penalty for r in requests]
-        tokens = sample(logits, [r.sampling for r in requests], positions, states)
+        tokens = sample(
+            logits,
+            [r.sampling for r in requests],
+            positions,
+            states,
+            [r.submit.candidate for r in requests],
+        )
         at = now()
         for request, token in zip(requests, tokens.tolist(), strict=True):
             self._push(request, token, at)
@@ -288,7 +299,7 @@ class Engine:
             request.penalty.push(token)
         assert request.text is not None, "a running request has no text"
         text, stopped = request.text.push(token)
-        full = request.position + len(request.sequence.ids) >= self.context_length
+        full = request.sequence.position + len(request.sequence) >= self.context_length
         finish: FinishReason | None = None
         if stopped:
             finish = "stop"

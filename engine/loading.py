@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE, PagePool
 from engine.messages import EngineInfo
+from engine.model.attention import FixedGate, Gate
 from engine.model.model_config import read_model_config
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weights import load_weights
@@ -74,7 +75,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
         recorder = Recorder(
             plan, cache, store, weights.fingerprint, geometry.hidden_size, config.staging_bytes
         )
-    runner = ModelRunner(weights, cache, recorder, config.share_prefix)
+    runner = ModelRunner(weights, cache, recorder, _gate(config))
     restorer = Restorer(store, recorder, cache, runner.decoder.restore, weights.fingerprint)
     info = EngineInfo(
         model_name=config.model_name,
@@ -101,12 +102,17 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
         runner=runner,
         scheduler=Scheduler(
             PagePool(num_pages),
+            cache,
             restorer,
             max_batch=config.max_batch,
             prefill_chunk=config.prefill_chunk,
         ),
         recorder=recorder,
     )
+
+
+def _gate(config: EngineConfig) -> Gate:
+    return FixedGate(config.share_prefix != "never")
 
 
 def resolve_dtype(name: str) -> torch.dtype:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.batch import Batch, Segment, build_batch
 from engine.memory.kv_cache import KVCache
-from engine.model.attention import Sharing, StepAttention
+from engine.model.attention import Gate, StepAttention
 from engine.model.decoder import Decoder
 from engine.model.weights import Weights
 from engine.restoration.checkpoint import Recorder, Span
@@ -18,13 +18,14 @@ class ModelRunner:
     """Owns the decoder. Engine thread only."""
 
     def __init__(
-        self, weights: Weights, cache: KVCache, recorder: Recorder | None, sharing: Sharing
+        self, weights: Weights, cache: KVCache, recorder: Recorder | None, gate: Gate
     ) -> None:
         self.decoder = Decoder(weights, cache)
         self.prefix_tokens_shared = 0
         self._config = weights.config
         self._recorder = recorder
-        self._sharing = sharing
+        self._gate = gate
+        self._attention: StepAttention | None = None  # of the last step
 
     def run(self, decode: Seq[Segment], prefill: Seq[Segment]) -> tuple[Batch, Tensor]:
         """Run the segments' tokens; their K/V are in the cache afterwards.
@@ -33,9 +34,11 @@ class ModelRunner:
         `batch.logit_segments`. Sequences' `num_computed` is the caller's to advance.
         """
         batch = build_batch(decode, prefill)
-        attention = StepAttention(
-            batch, self._config.num_heads, self._config.head_dim, self._sharing
-        )
+        attention = self._attention
+        if attention is None or not attention.advance(batch):
+            attention = self._attention = StepAttention(
+                batch, self._config.num_heads, self._config.head_dim, self._gate
+            )
         self.prefix_tokens_shared += attention.shared_tokens
         if self._recorder is None:
             return batch, self.decoder.forward(batch, attention, None)

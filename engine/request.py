@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from engine.memory.prefix_tree import PrefixNode
+from engine.memory.prefix_tree import NodeState, PrefixNode
 from engine.memory.sequence import Sequence
 from engine.messages import Submit, TurnStats
 
@@ -48,16 +48,21 @@ class Work:
 
     def __init__(self) -> None:
         self.state = State.WAITING
-        self.node: PrefixNode | None = None
-        self.seq: Sequence | None = None
+        self.path: list[PrefixNode] = []  # shared nodes before its own tokens, from the root
+        self.tail: PrefixNode | None = None  # whose sequence this work extends
         self.restore: RestoreJob | None = None
         self.todo: list[tuple[int, int]] = []  # half-open ranges of seq that still need K/V
 
     @property
     def sequence(self) -> Sequence:
         """The sequence of work that was admitted."""
-        assert self.seq is not None, "work without a sequence was scheduled"
-        return self.seq
+        assert self.tail is not None, "work without a sequence was scheduled"
+        return self.tail.seq
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a node before its tokens has no K/V yet."""
+        return any(node.state is not NodeState.READY for node in self.path)
 
     def computed(self, end: int) -> None:
         """The first range of `todo` is computed up to `end`."""
@@ -71,13 +76,15 @@ class Work:
 
 
 class NodeLoad(Work):
-    """Brings a shared prefix into memory, on behalf of the first request that needs it."""
+    """Brings a node of a prefix into memory, on behalf of the first request that needs it."""
 
-    def __init__(self, target: PrefixNode, requester: Request | None) -> None:
+    def __init__(
+        self, target: PrefixNode, path: list[PrefixNode], requester: Request | None
+    ) -> None:
         super().__init__()
-        self.target = target
+        self.path = path
+        self.tail = target
         self.requester = requester
-        self.seq = target.seq
 
 
 class WarmLoad(Work):
@@ -86,6 +93,7 @@ class WarmLoad(Work):
     def __init__(self, chat_id: str) -> None:
         super().__init__()
         self.chat_id = chat_id
+        self.prefix_digest = b""
 
 
 class Request(Work):

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from engine.batch import Segment
+from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PagePool, pages_for
 from engine.memory.prefix_tree import NodeState, PrefixNode, PrefixTree
 from engine.memory.sequence import common_length
 from engine.request import NodeLoad, Request, State, WarmLoad, Work, now
-from engine.residency import Residency, same_prefix
+from engine.residency import Prefix, Residency
 from engine.restoration.restore import RestoreJob
 from engine.restoration.restorer import Restorer
 
@@ -28,9 +29,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: PagePool, restorer: Restorer, *, max_batch: int, prefill_chunk: int
+        self,
+        pool: PagePool,
+        cache: KVCache,
+        restorer: Restorer,
+        *,
+        max_batch: int,
+        prefill_chunk: int,
     ) -> None:
-        self.resident = Residency(pool, restorer)
+        self.resident = Residency(pool, cache, restorer)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission, the youngest last
         self.node_loads: list[NodeLoad] = []
@@ -53,70 +60,106 @@ class Scheduler:
     def admit(self) -> list[Request]:
         """Start waiting requests while there is room; returns those that started."""
         started: list[Request] = []
-        while self.waiting and len(self.running) < self._max_batch:
-            request = self.waiting[0]
+        for request in list(self.waiting):
+            if len(self.running) >= self._max_batch:
+                break
+            if self._sibling_reads(request):
+                continue
             if not self._start(request):
                 break
-            self.waiting.popleft()
+            self.waiting.remove(request)
             self.running.append(request)
             started.append(request)
         return started
 
+    def _sibling_reads(self, request: Request) -> bool:
+        """Whether the prompt of another candidate, the same tokens, is on its way into memory."""
+        return any(
+            other.chat_id == request.chat_id and other.state is not State.DECODE
+            for other in self.running
+        )
+
     def _start(self, request: Request) -> bool:
         """Give a request its pages and begin its restore; False, and no change, without room."""
-        node = self.tree.node(request.submit.prefix_ids)
-        if node is not None:
-            node.users += 1
-            if node.state is NodeState.ABSENT and not self._load_node(node, request):
-                self._leave_node(node)
-                return False
-        warm = self._adopt_warm(request, node)
-        seq = self.resident.take(request, node) if warm is None else warm.sequence
+        submit = request.submit
+        prefix = self.resident.prefix(submit.prefix_scope, submit.prefix_ids)
+        if prefix is None or not self._load_prefix(prefix, request):
+            return False
+        warm = self.warm_loads.pop(request.chat_id, None)
         ids = request.ids
-        seq.ids = ids
-        while not seq.reserve(len(ids) + 1, self.pool):
-            if not self._evict_idle():
-                if warm is not None and warm.restore is not None:
-                    warm.restore.cancel()
-                self.resident.keep(request.chat_id, node, seq)
-                self._leave_node(node)
-                return False
-        request.node, request.seq = node, seq
-        first = request.timing.admitted is None
-        if first:
-            request.timing.admitted = now()
         if warm is not None:
-            request.restore = warm.restore
-        else:
-            if first:
-                request.resident_tokens = seq.num_computed
-            end = request.history_end if first else len(ids) - 1
-            request.restore = self._restorer.begin(seq, seq.num_computed, end)
+            if self._adopt(warm, request, prefix):
+                return True
+            self.resident.end(warm)
+        if not self.resident.begin(request, request.chat_id, prefix, ids, self._evict_idle):
+            return False
+        seq = request.sequence
+        first = self._admitted(request)
+        if first:
+            request.resident_tokens = seq.offset + seq.num_computed
+        end = request.history_end - seq.offset if first else len(seq) - 1
+        request.restore = self._restorer.begin(seq, seq.num_computed, end)
         if request.restore is None:
-            self._prefill_from(request, [(seq.num_computed, len(ids))])
+            self._prefill_from(request, [(seq.num_computed, len(seq))])
         else:
             request.state = State.RESTORING
         return True
 
-    def _adopt_warm(self, request: Request, node: PrefixNode | None) -> WarmLoad | None:
-        """A warm-up in progress whose tokens are those of the request's history."""
-        warm = self.warm_loads.pop(request.chat_id, None)
-        if warm is None:
-            return None
-        seq = warm.sequence
-        matches = common_length(seq.ids, request.ids) == len(seq.ids) < len(request.ids)
-        if same_prefix(warm.node, node) and matches:
-            self._leave_node(warm.node)
-            return warm
-        self._end_warm(warm, keep=False)
-        return None
+    @staticmethod
+    def _admitted(request: Request) -> bool:
+        """Note when a request began; False when it was preempted and begins again."""
+        if request.timing.admitted is not None:
+            return False
+        request.timing.admitted = now()
+        return True
 
-    def _load_node(self, node: PrefixNode, requester: Request | None) -> bool:
-        """Give a prefix its pages and begin to bring it in; False without room."""
+    def _adopt(self, warm: WarmLoad, request: Request, prefix: Prefix) -> bool:
+        """Go on with a warm-up in progress, if its tokens are those of the request's history.
+
+        Otherwise the warm-up's restore ends. False also without room.
+        """
+        seq, ids = warm.sequence, request.ids
+        own = ids[seq.offset :]
+        fits = (
+            warm.prefix_digest == prefix.digest.value
+            and common_length(seq.ids, own) == len(seq) < len(own)
+            and warm.restore is not None
+        )
+        while fits and not seq.reserve(len(own) + 1, self.pool):
+            fits = self._evict_idle()
+        if not fits:
+            if warm.restore is not None:
+                warm.restore.cancel()
+            return False
+        seq.ids = own
+        request.path, request.tail, request.restore = warm.path, warm.tail, warm.restore
+        for node in request.path:
+            node.users.discard(warm)
+            node.users.add(request)
+        assert request.tail is not None, "a warm-up has no tail"
+        request.tail.tail_of = request
+        self._admitted(request)
+        request.state = State.RESTORING
+        return True
+
+    def _load_prefix(self, prefix: Prefix, requester: Request | None) -> bool:
+        """Begin to bring in what is missing of a prefix; False without room."""
+        for i, node in enumerate(prefix.nodes):
+            if node.state is NodeState.ABSENT and not self._load(node, prefix.nodes[:i], requester):
+                self.resident.forget_absent(prefix)
+                return False
+        return True
+
+    def _load(self, node: PrefixNode, path: list[PrefixNode], requester: Request | None) -> bool:
+        """Give a node its pages and begin to bring it in; False without room."""
+        load = NodeLoad(node, path, requester)
+        for above in path:
+            above.users.add(load)
         while not node.seq.reserve(len(node), self.pool):
             if not self._evict_idle():
+                for above in path:
+                    above.users.discard(load)
                 return False
-        load = NodeLoad(node, requester)
         node.state = NodeState.LOADING
         load.restore = self._restorer.begin(node.seq, 0, len(node))
         self.node_loads.append(load)
@@ -126,31 +169,27 @@ class Scheduler:
             load.state = State.RESTORING
         return True
 
-    def warm(self, chat_id: str, prefix_ids: list[int], history_ids: list[int]) -> None:
+    def warm(
+        self, chat_id: str, prefix_scope: str, prefix_ids: list[int], history_ids: list[int]
+    ) -> None:
         """Begin to restore an idle chat, if free pages suffice and something is on disk."""
         busy = any(r.chat_id == chat_id for r in (*self.waiting, *self.running))
         if busy or chat_id in self.warm_loads or not history_ids:
             return
-        entry = self.tree.chats.get(chat_id)
-        if entry is not None and entry[1].num_computed >= len(history_ids) - 1:
-            return
         need = pages_for(len(history_ids) + 1) + pages_for(len(prefix_ids))
         if need > self.pool.num_free:
             return
-        if entry is not None:
-            self.resident.evict(chat_id)
-        node = self.tree.node(prefix_ids)
+        prefix = self.resident.prefix(prefix_scope, prefix_ids)
+        if prefix is None or not self._load_prefix(prefix, None):
+            return
         load = WarmLoad(chat_id)
-        load.node, load.seq = node, self.resident.new_sequence(chat_id, node)
-        load.seq.ids = list(history_ids)
-        if node is not None:
-            node.users += 1
-            if node.state is NodeState.ABSENT:
-                self._load_node(node, None)
-        if load.seq.reserve(len(history_ids), self.pool):
-            load.restore = self._restorer.begin(load.seq, 0, len(history_ids))
+        load.prefix_digest = prefix.digest.value
+        if not self.resident.begin(load, chat_id, prefix, history_ids, lambda: False):
+            return
+        seq = load.sequence
+        load.restore = self._restorer.begin(seq, seq.num_computed, len(seq))
         if load.restore is None:
-            self._end_warm(load, keep=False)
+            self.resident.end(load)
         else:
             load.state = State.RESTORING
             self.warm_loads[chat_id] = load
@@ -173,7 +212,7 @@ class Scheduler:
         seq.num_computed = seq.num_saved = holes[0][0] if holes else len(seq.ids)
         if isinstance(work, WarmLoad):
             self.warm_loads.pop(work.chat_id)
-            self._end_warm(work, keep=True)
+            self.resident.end(work)
             return
         self._account(work, job, base, holes)
         self._prefill_from(work, holes)
@@ -183,11 +222,11 @@ class Scheduler:
     ) -> None:
         if isinstance(work, NodeLoad):
             if work.requester is not None:
-                work.requester.prefix_restored_tokens = job.tokens_done
+                work.requester.prefix_restored_tokens += job.tokens_done
             return
         if not isinstance(work, Request) or work.preemptions:
             return
-        end = work.history_end
+        end = work.history_end - work.sequence.offset
         missing = sum(min(b, end) - a for a, b in holes if a < end)
         work.restored_tokens = max(0, end - base - missing)
         work.restore_ms, work.restore_io_ms = job.wall_ms, job.io_ms
@@ -199,7 +238,7 @@ class Scheduler:
         work.todo = todo
         work.state = State.PREFILL
         if isinstance(work, Request) and not work.preemptions:
-            end = work.history_end
+            end = work.history_end - work.sequence.offset
             work.recomputed_tokens = sum(min(b, end) - a for a, b in todo if a < end)
         if not todo:
             self.prefilled(work)
@@ -218,7 +257,7 @@ class Scheduler:
                     self._preempt(self.running[-1])
             if request.state is State.DECODE:
                 end = len(seq.ids)
-                decode[Segment(seq, request.node, end - 1, end, True)] = request
+                decode[Segment(seq, tuple(request.path), end - 1, end, True)] = request
         # a request that was preempted after its row was scheduled holds no pages any more
         decode = {s: r for s, r in decode.items() if r.state is State.DECODE}
         return decode, self._schedule_prefill()
@@ -229,15 +268,13 @@ class Scheduler:
         for work in (*self.node_loads, *self.running):
             if budget == 0:
                 break
-            if work.state is not State.PREFILL:
-                continue
-            if work.node is not None and work.node.state is not NodeState.READY:
+            if work.state is not State.PREFILL or work.blocked:
                 continue
             start, end = work.todo[0]
             stop = min(end, start + budget)
             last = len(work.todo) == 1 and stop == end
             wants = last and isinstance(work, Request)
-            prefill[Segment(work.sequence, work.node, start, stop, wants)] = work
+            prefill[Segment(work.sequence, tuple(work.path), start, stop, wants)] = work
             budget -= stop - start
         return prefill
 
@@ -245,10 +282,12 @@ class Scheduler:
         """All tokens of this work have K/V."""
         if isinstance(work, NodeLoad):
             self.node_loads.remove(work)
-            work.target.state = NodeState.READY
-            work.target.last_used = now()
-            self._restorer.flush(work.target.seq)
-            self._restorer.drop(work.target.seq)
+            assert work.tail is not None, "a load has no node"
+            work.tail.state = NodeState.READY
+            work.tail.last_used = now()
+            self._restorer.flush(work.sequence)
+            self._restorer.drop(work.sequence)
+            self.resident.leave(work)
         else:
             work.state = State.DECODE
 
@@ -263,14 +302,13 @@ class Scheduler:
             request.restore = None
         self.resident.truncate(seq, seq.num_computed)
         self._restorer.flush(seq)
-        self.resident.keep(request.chat_id, request.node, seq)
-        self._leave_node(request.node)
+        self.resident.end(request)
 
     def forget(self, chat_id: str) -> None:
         """Drop what is resident of a chat that is not running."""
         warm = self.warm_loads.pop(chat_id, None)
         if warm is not None:
-            self._end_warm(warm, keep=False)
+            self._end_warm(warm)
         if chat_id in self.tree.chats:
             self.resident.evict(chat_id)
 
@@ -279,7 +317,6 @@ class Scheduler:
         for work in (*self.node_loads, *self.running, *self.warm_loads.values()):
             if work.restore is not None:
                 work.restore.cancel()
-            self.resident.drop(work.sequence)
         self.resident.clear()
         self.waiting.clear()
         self.running.clear()
@@ -288,22 +325,18 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that every page is held by exactly those that should hold it."""
-        self.resident.check(w.sequence for w in (*self.running, *self.warm_loads.values()))
+        self.resident.check()
 
-    def _end_warm(self, warm: WarmLoad, *, keep: bool) -> None:
+    def _end_warm(self, warm: WarmLoad) -> None:
         if warm.restore is not None:
             warm.restore.cancel()
-        if keep:
-            self.resident.keep(warm.chat_id, warm.node, warm.sequence)
-        else:
-            self.resident.drop(warm.sequence)
-        self._leave_node(warm.node)
+        self.resident.drop(warm)
 
     def _evict_idle(self) -> bool:
         """Free some memory that nobody runs on: a warm-up, a resident chat or an unused prefix."""
         if self.warm_loads:
             _, warm = self.warm_loads.popitem()
-            self._end_warm(warm, keep=False)
+            self._end_warm(warm)
             return True
         return self.resident.evict_one()
 
@@ -316,16 +349,8 @@ class Scheduler:
             request.restore.cancel()
             request.restore = None
         self._restorer.flush(request.sequence)
-        self.resident.drop(request.sequence)
-        self._leave_node(request.node)
-        request.node = request.seq = None
+        self.resident.drop(request)
         request.todo = []
         request.state = State.WAITING
         self.waiting.appendleft(request)
         logger.info("preempted request %s: no free page", request.id)
-
-    @staticmethod
-    def _leave_node(node: PrefixNode | None) -> None:
-        if node is not None:
-            node.users -= 1
-            node.last_used = now()

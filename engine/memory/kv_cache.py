@@ -34,3 +34,8 @@ class KVCache:
         num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> int:
         return num_layers * 2 * PAGE_SIZE * num_kv_heads * head_dim * dtype.itemsize
+
+    def copy_tokens(self, source_page: int, target_page: int, num_tokens: int) -> None:
+        """Copy the K/V of a page's first tokens, all layers, to another page's first tokens."""
+        source, target = source_page * PAGE_SIZE, target_page * PAGE_SIZE
+        self.kv[:, :, target : target + num_tokens] = self.kv[:, :, source : source + num_tokens]

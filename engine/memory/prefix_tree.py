@@ -1,15 +1,14 @@
-"""Shared prefixes and resident chats: what can be used again without computing it."""
+"""What can be used again without computing it: shared prefixes, and chats with their branches."""
 
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Protocol
 
-import numpy as np
-
-from engine.memory.page_pool import PagePool
-from engine.memory.sequence import DIGEST_BYTES, Sequence
+from engine.memory.page_pool import PAGE_SIZE
+from engine.memory.sequence import IdDigest, Sequence, common_length
 
 
 class NodeState(enum.Enum):
@@ -18,79 +17,146 @@ class NodeState(enum.Enum):
     READY = "ready"
 
 
-class PrefixNode:
-    """A shared prefix: one physical copy of K/V for every chat that begins with these ids."""
+class Reader(Protocol):
+    """Work that attends to nodes."""
 
-    def __init__(self, digest: str, ids: list[int]) -> None:
-        self.digest = digest
-        self.ids = ids
-        self.hash = np.array(ids, dtype="<i4").tobytes()
-        self.seq = Sequence(f"p-{digest}", list(ids), 0, b"")
-        self.state = NodeState.ABSENT
-        self.users = 0  # requests that run on it; pinned while there are any
+    path: list[PrefixNode]
+
+
+class Root:
+    """Where the tree of one owner begins: an assistant's prefixes, or a chat's history.
+
+    A chat's history lies behind a prefix: `position` tokens, whose digest is `before`.
+    """
+
+    def __init__(self, owner: str, position: int, before: IdDigest) -> None:
+        self.owner = owner
+        self.position = position
+        self.before = before
+        self.children: list[PrefixNode] = []
+        self.last_used = 0.0
+
+    def nodes(self) -> Iterator[PrefixNode]:
+        """All nodes, a parent before its children."""
+        left = list(self.children)
+        while left:
+            node = left.pop()
+            yield node
+            left.extend(node.children)
+
+
+class PrefixNode:
+    """One physical copy of the K/V of a run of tokens, for all who go on behind it.
+
+    A node with `tail_of` is the end of a running request's sequence and grows with it; others are
+    READY in full, or hold nothing. A node with children is whole pages long.
+    """
+
+    def __init__(self, seq: Sequence, parent: Root | PrefixNode) -> None:
+        self.seq = seq
+        self.parent = parent
+        self.children: list[PrefixNode] = []
+        self.state = NodeState.READY
+        self.users: set[Reader] = set()  # work with this node in its path; pinned by them
+        self.tail_of: Reader | None = None
         self.last_used = 0.0
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.seq)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody runs on it or behind it, so that its pages may be given back."""
+        return not (self.children or self.users or self.tail_of) and (
+            self.state is not NodeState.LOADING
+        )
 
 
 class PrefixTree:
-    """Owns the nodes and the resident chats below them. Scheduler only.
+    """Owns the roots and the nodes below them. Scheduler only.
 
-    A node is keyed by its token ids, which belong to an assistant's version; below a node, chats
-    are keyed by chat id, so that the private text of one chat is never matched against another's.
+    Prefixes are shared within a scope (an assistant), a chat's history within the chat, and
+    nothing else: the private text of one chat is never matched against another's.
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, PrefixNode] = {}
-        self.chats: OrderedDict[str, tuple[PrefixNode | None, Sequence, float]] = OrderedDict()
+        self.prefixes: dict[str, Root] = {}
+        self.chats: OrderedDict[str, Root] = OrderedDict()  # least recently used first
 
-    def node(self, ids: list[int]) -> PrefixNode | None:
-        """The node of these ids, made ABSENT when there is none; None for an empty prefix."""
-        if not ids:
-            return None
-        data = np.array(ids, dtype="<i4").tobytes()
-        digest = hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
-        node = self.nodes.get(digest)
-        if node is None:
-            node = self.nodes[digest] = PrefixNode(digest, ids)
+    def scope(self, name: str) -> Root:
+        """The root of an assistant's prefixes."""
+        root = self.prefixes.get(name)
+        if root is None:
+            root = self.prefixes[name] = Root(f"p-{name}", 0, IdDigest())
+        return root
+
+    def add(self, parent: Root | PrefixNode, ids: list[int]) -> PrefixNode:
+        """A new node behind a root or a node; its owner and place follow from the parent."""
+        if isinstance(parent, Root):
+            seq = Sequence(parent.owner, ids, parent.position, parent.before)
+        else:
+            above = parent.seq
+            seq = Sequence(
+                above.owner,
+                ids,
+                above.position + len(above),
+                above.digest_after(),
+                above.offset + len(above),
+            )
+        node = PrefixNode(seq, parent)
+        parent.children.append(node)
         return node
 
-    def keep(self, chat_id: str, node: PrefixNode | None, seq: Sequence, now: float) -> None:
-        """Hold a chat's sequence as resident, most recently used."""
-        self.chats[chat_id] = (node, seq, now)
-        self.chats.move_to_end(chat_id)
+    def split(self, node: PrefixNode, num_tokens: int) -> PrefixNode:
+        """Make the first tokens of a node, whole pages, a node of their own above it.
 
-    def take(self, chat_id: str) -> tuple[PrefixNode | None, Sequence] | None:
-        """Hand a resident chat's sequence to the caller, who owns its pages from then on."""
-        entry = self.chats.pop(chat_id, None)
-        return None if entry is None else entry[:2]
-
-    def oldest_chat(self) -> tuple[str, float] | None:
-        """The least recently used resident chat, and when it was used (seconds, monotonic)."""
-        return next(((chat, entry[2]) for chat, entry in self.chats.items()), None)
-
-    def evict_chat(self, chat_id: str, pool: PagePool) -> None:
-        """Give a resident chat's pages back; its chunks are on disk already."""
-        entry = self.chats.pop(chat_id)
-        entry[1].release(pool)
-
-    def evict_node(self, pool: PagePool) -> bool:
-        """Give back the pages of the least recently used node without users; False if none.
-
-        Resident chats below it keep their own pages: they wait for the node when they go on.
+        Moves no K/V. Whoever reads the node reads both from now on.
         """
-        idle = [n for n in self.nodes.values() if n.users == 0 and n.state is NodeState.READY]
-        if not idle:
-            return False
-        node = min(idle, key=lambda n: n.last_used)
-        node.seq.release(pool)
-        node.state = NodeState.ABSENT
-        del self.nodes[node.digest]
-        return True
+        upper = PrefixNode(node.seq.split(num_tokens), node.parent)
+        upper.state, upper.last_used = node.state, node.last_used
+        upper.children = [node]
+        siblings = node.parent.children
+        siblings[siblings.index(node)] = upper
+        node.parent = upper
+        for reader in node.users:
+            reader.path.insert(reader.path.index(node), upper)
+            upper.users.add(reader)
+        if node.tail_of is not None:
+            node.tail_of.path.append(upper)
+            upper.users.add(node.tail_of)
+        return upper
+
+    def remove(self, node: PrefixNode) -> None:
+        """Take a leaf out; its pages are the caller's to give back."""
+        assert not node.children, "a node with children was removed"
+        node.parent.children.remove(node)
+
+    def nodes(self) -> Iterator[PrefixNode]:
+        for root in (*self.prefixes.values(), *self.chats.values()):
+            yield from root.nodes()
 
     def held(self) -> list[list[int]]:
         """Page lists of everything that the tree holds, for the pool's check."""
-        return [n.seq.page_ids for n in self.nodes.values()] + [
-            entry[1].page_ids for entry in self.chats.values()
-        ]
+        return [node.seq.page_ids for node in self.nodes()]
+
+
+def closest(
+    parent: Root | PrefixNode, ids: list[int], computed: bool
+) -> tuple[PrefixNode | None, int]:
+    """The child that has the most tokens in common with `ids`, and how many.
+
+    With `computed`, only tokens that have K/V count.
+    """
+    best: PrefixNode | None = None
+    most = 0
+    for child in parent.children:
+        held = child.seq.ids[: child.seq.num_computed] if computed else child.seq.ids
+        common = common_length(held, ids)
+        if common > most:
+            best, most = child, common
+    return best, most
+
+
+def whole_pages(num_tokens: int) -> int:
+    """The part of a number of tokens that fills pages."""
+    return num_tokens // PAGE_SIZE * PAGE_SIZE

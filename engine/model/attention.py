@@ -2,137 +2,158 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Literal
+from collections import Counter
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.batch import Batch, Segment
+from engine.memory.page_pool import PAGE_SIZE, pages_for
 from engine.memory.prefix_tree import PrefixNode
-from kernels.attention import (
-    PrefillMeta,
-    PrefixGroups,
-    State,
-    decode_attention,
-    merge_states,
-    prefill_attention,
-    prefix_attention,
-)
+from kernels.attention import decode_attention, merge_states, prefill_attention, prefix_attention
+from kernels.spans import UNMASKED, Spans
 
 Sharing = Literal["auto", "always", "never"]
-MIN_SHARED_ROWS = 2  # a node that fewer rows read is read by the decode kernel instead
+SPARE_PAGES = 4  # of a decode row, so that its table is not built again for each new page
+
+
+class Gate(Protocol):
+    """Decides for a node whether its readers share one read of it."""
+
+    def shares(self, num_tokens: int, num_rows: int) -> bool: ...
+
+
+class FixedGate:
+    """Every node is shared, or none."""
+
+    def __init__(self, answer: bool) -> None:
+        self._answer = answer
+
+    def shares(self, num_tokens: int, num_rows: int) -> bool:
+        return self._answer
 
 
 class StepAttention:
     """The attention of one step, the same for every layer: built once, called per layer.
 
-    Each row attends to its prefix node and, causally, to its own pages; both parts are exact and
-    merged by their log-sum-exp (Hydragen, section 3.1). `sharing` decides who reads the nodes:
-    the prefix kernel once for all rows of a node, or the decode kernel once for every row.
+    Each row attends to the nodes of its path and, causally, to its own tokens. The gate decides
+    for each node: read once for all of its rows, as a state of its own (Hydragen, section 3.1),
+    or by each row as a part of its own keys. All states of a row are merged by their log-sum-exp.
     """
 
-    def __init__(self, batch: Batch, num_heads: int, head_dim: int, sharing: Sharing) -> None:
-        total, decode = batch.num_tokens, batch.num_decode
+    def __init__(self, batch: Batch, num_heads: int, head_dim: int, gate: Gate) -> None:
+        segments, decode = batch.segments, batch.num_decode
         self._num_decode = decode
-        self._num_tokens = total
         self._scale = head_dim**-0.5
-        segments = batch.segments
-        # the nodes
-        shared: list[tuple[int, int, list[int], int]] = []
-        single: list[tuple[int, PrefixNode]] = []  # decode rows that read their node alone
-        self.shared_tokens = 0  # prefix tokens whose read was saved by sharing
-        rows = zip(segments, batch.first_rows, strict=True)
-        for node, run in itertools.groupby(rows, key=lambda item: item[0].node):
-            if node is None:
-                continue
-            members = list(run)
-            first = members[0][1]
-            last_segment, last_row = members[-1]
-            end = last_row + last_segment.end - last_segment.start
-            if _share(sharing, first, end, decode):
-                shared.append((first, end, node.seq.page_ids, len(node)))
-                self.shared_tokens += (len(members) - 1) * len(node)
-            else:
-                single.extend((row, node) for row in range(first, min(end, decode)))
-                if end > decode:  # prefill rows always share their own read
-                    shared.append((max(first, decode), end, node.seq.page_ids, len(node)))
-        self._prefix = PrefixGroups.build(shared, total) if shared else None
-        # the private pages of decode rows
-        self._own = _page_table([(s.seq.page_ids, s.end) for s in segments[:decode]])
-        self._node_pages = None
-        if single:
-            by_row = dict(single)
-            self._node_pages = _page_table(
-                [
-                    (by_row[row].seq.page_ids, len(by_row[row])) if row in by_row else ([], 0)
-                    for row in range(decode)
-                ]
-            )
-        # the private pages of prefill rows
+        readers = Counter(node for segment in segments for node in segment.path)
+        shared = {node for node, count in readers.items() if gate.shares(len(node), count)}
+        self.shared_tokens = sum((readers[node] - 1) * len(node) for node in shared)
+        self._groups = _groups(batch, shared)
+        self._decode = _decode_spans(segments[:decode], shared) if decode else None
         self._prefill = None
-        if decode < total:
-            first_rows = [row - decode for row in batch.first_rows[decode:]]
-            self._prefill = PrefillMeta.build(
-                [*first_rows, total - decode],
-                [s.seq.page_ids for s in segments[decode:]],
-                [s.end for s in segments[decode:]],
+        if decode < len(segments):
+            self._prefill = Spans.build(
+                (
+                    row,
+                    row + segment.end - segment.start,
+                    [
+                        *((n.seq.page_ids, len(n)) for n in segment.path if n not in shared),
+                        (segment.seq.page_ids, segment.end),
+                    ],
+                    True,
+                )
+                for segment, row in zip(segments[decode:], batch.first_rows[decode:], strict=True)
             )
-        shape = (total, num_heads, head_dim)
-        self._suffix_state: State = _state(shape)
-        self._prefix_state = _state(shape) if self._prefix is not None else None
-        self._node_state = _state((decode, num_heads, head_dim)) if single else None
+        states = 1 if self._groups is None else int(self._groups.rows[:, 3].max()) + 1
+        self._out = torch.empty((states, batch.num_tokens, num_heads, head_dim))
+        self._lse = torch.empty((states, batch.num_tokens, num_heads))
+        self._rows = [(segment.seq, segment.path) for segment in segments]
+        self._ends = np.array([segment.end for segment in segments])
+
+    def advance(self, batch: Batch) -> bool:
+        """Take the next step of the same rows, each one token longer or none; False if it is not.
+
+        Costs a few array operations, whatever the number of rows.
+        """
+        if self._decode is None or self._prefill is not None:
+            return False
+        segments, own = batch.segments, self._decode.segments[:, -1]
+        if self._rows != [(segment.seq, segment.path) for segment in segments]:
+            return False
+        ends = np.array([segment.end for segment in segments])
+        grown = ends - self._ends
+        last = (ends - 1) // PAGE_SIZE
+        if batch.num_decode < len(segments) or grown.min() < 0 or grown.max() > 1:
+            return False
+        if len(own) > 1 and int(last.max()) >= own[1, 0] - own[0, 0]:
+            return False
+        if int(own[-1, 0] + last[-1]) >= len(self._decode.pages):
+            return False
+        self._decode.pages[own[:, 0] + last] = batch.slots.numpy() // PAGE_SIZE
+        own[:, 1] = ends
+        self._ends = ends
+        return True
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, result: Tensor) -> None:
         """Attention of one layer.
 
         q [T, H, d]; k_cache, v_cache [num_slots, KVH, d]; result [T, H, d], written.
         """
-        decode, scale = self._num_decode, self._scale
-        out, lse = self._suffix_state
-        if self._own is not None:
-            table, lengths = self._own
-            decode_attention(
-                q[:decode], k_cache, v_cache, table, lengths, scale, out[:decode], lse[:decode]
-            )
+        scale, out, lse = self._scale, self._out, self._lse
+        if self._decode is not None:
+            decode_attention(q, k_cache, v_cache, self._decode, scale, out, lse)
         if self._prefill is not None:
-            prefill_attention(
-                q[decode:], k_cache, v_cache, self._prefill, scale, out[decode:], lse[decode:]
-            )
-        states = [self._suffix_state]
-        if self._prefix is not None and self._prefix_state is not None:
-            prefix_attention(q, k_cache, v_cache, self._prefix, scale, *self._prefix_state)
-            states.append(self._prefix_state)
-        if self._node_pages is None or self._node_state is None:
-            merge_states(states, result)
-            return
-        table, lengths = self._node_pages
-        decode_attention(q[:decode], k_cache, v_cache, table, lengths, scale, *self._node_state)
-        head = [(o[:decode], s[:decode]) for o, s in states]
-        merge_states([*head, self._node_state], result[:decode])
-        if decode < self._num_tokens:
-            merge_states([(o[decode:], s[decode:]) for o, s in states], result[decode:])
+            prefill_attention(q, k_cache, v_cache, self._prefill, scale, out, lse)
+        if self._groups is not None:
+            prefix_attention(q, k_cache, v_cache, self._groups, scale, out, lse)
+        merge_states(out, lse, result)
 
 
-def _share(sharing: Sharing, first: int, end: int, decode: int) -> bool:
-    """Whether the rows [first, end), of which those below `decode` decode, share a node's read."""
-    if sharing == "auto":
-        return end - first >= MIN_SHARED_ROWS
-    return sharing == "always"
-
-
-def _state(shape: tuple[int, int, int]) -> State:
-    return torch.empty(shape, dtype=torch.float32), torch.empty(shape[:2], dtype=torch.float32)
-
-
-def _page_table(rows: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor] | None:
-    """int32 page table [B, max_pages] and lengths [B] of rows (page ids, tokens); None if empty."""
-    if not rows:
+def _groups(batch: Batch, shared: set[PrefixNode]) -> Spans | None:
+    """The rows of every shared node; a node's state is the number of shared ones to it."""
+    if not shared:
         return None
-    width = max(1, max(len(pages) for pages, _ in rows))
-    table = np.zeros((len(rows), width), dtype=np.int32)
-    for i, (pages, _) in enumerate(rows):
-        table[i, : len(pages)] = pages
-    lengths = np.array([length for _, length in rows], dtype=np.int32)
-    return torch.from_numpy(table), torch.from_numpy(lengths)
+    levels: list[list[tuple[int, int, PrefixNode]]] = []
+    for segment, row in zip(batch.segments, batch.first_rows, strict=True):
+        stop = row + segment.end - segment.start
+        for level, node in enumerate(node for node in segment.path if node in shared):
+            if level == len(levels):
+                levels.append([])
+            runs = levels[level]
+            if runs and runs[-1][1] == row and runs[-1][2] is node:
+                runs[-1] = (runs[-1][0], stop, node)
+            else:
+                runs.append((row, stop, node))
+    return Spans.groups(
+        [[(a, b, node.seq.page_ids, len(node)) for a, b, node in runs] for runs in levels],
+        batch.num_tokens,
+    )
+
+
+def _decode_spans(segments: tuple[Segment, ...], shared: set[PrefixNode]) -> Spans:
+    """Nodes that each row reads for itself, then its own pages, with room for more of them."""
+    rows = np.zeros((len(segments), 4), np.int64)
+    rows[:, 0] = np.arange(len(segments))
+    rows[:, 1] = rows[:, 0] + 1
+    rows[:, 2] = UNMASKED
+    own = [[node for node in segment.path if node not in shared] for segment in segments]
+    depth = max(len(nodes) for nodes in own)
+    width = max(pages_for(segment.end) for segment in segments) + SPARE_PAGES
+    places: dict[PrefixNode, int] = {}
+    pages: list[int] = []
+    for nodes in own:
+        for node in nodes:
+            if node not in places:
+                places[node] = len(pages)
+                pages.extend(node.seq.page_ids)
+    table = np.zeros((len(segments), depth + 1, 2), np.int64)
+    own_pages = np.zeros((len(segments), width), np.int32)
+    for row, (segment, nodes) in enumerate(zip(segments, own, strict=True)):
+        for i, node in enumerate(nodes):
+            table[row, i] = places[node], len(node)
+        held = segment.seq.page_ids[: pages_for(segment.end)]
+        own_pages[row, : len(held)] = held
+        table[row, depth] = len(pages) + row * width, segment.end
+    return Spans(rows, table, np.concatenate([np.array(pages, np.int32), own_pages.ravel()]))

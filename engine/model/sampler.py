@@ -90,17 +90,20 @@ def sample(
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     penalties: Sequence[PenaltyState | None] | None = None,
+    candidates: Sequence[int] | None = None,
 ) -> npt.NDArray[np.int64]:
     """The next token of each row, [batch] int64.
 
     `logits` [batch, vocab_size] fp32 is not written. `positions` are those that the new tokens
-    will have. A row's token depends on its own logits, parameters, position and penalties only.
+    will have; `candidates` (default 0) tell rows of one prompt and seed apart. A row's token
+    depends on its own logits, parameters, position, penalties and candidate only.
     Temperature 0 is greedy (the lowest id of equal logits). Otherwise, as in transformers:
     penalties, temperature, top-k, top-p, min-p. Raises ValueError when a row that is to be
     sampled has no finite maximum.
     """
     states = [None] * len(params) if penalties is None else penalties
-    if not len(logits) == len(params) == len(positions) == len(states):
+    numbers = [0] * len(params) if candidates is None else candidates
+    if not len(logits) == len(params) == len(positions) == len(states) == len(numbers):
         raise ValueError(f"{len(logits)} rows of logits for {len(params)} requests")
     best: npt.NDArray[np.int64]
     plain_greedy = all(p.temperature <= 0 for p in params) and not any(states)
@@ -112,8 +115,8 @@ def sample(
         best = rows.argmax(axis=1)
         return best
     tokens = np.empty(len(rows), dtype=np.int64)
-    for index, (row, own, position, state) in enumerate(
-        zip(rows, params, positions, states, strict=True)
+    for index, (row, own, position, state, number) in enumerate(
+        zip(rows, params, positions, states, numbers, strict=True)
     ):
         if state is not None:
             row = row.copy()
@@ -121,7 +124,7 @@ def sample(
         if own.temperature <= 0:
             tokens[index] = row.argmax()
         else:
-            tokens[index] = _sample_row(row, own, uniform(own.seed, 0, position))
+            tokens[index] = _sample_row(row, own, uniform(own.seed, number, position))
     return tokens
 
 

@@ -72,7 +72,7 @@ class Recorder:
         self._staging = torch.empty((count, hidden, PAGE_SIZE, hidden_size), dtype=self._dtype)
         self._flat = self._staging.view(-1, hidden_size) if hidden else self._staging
         self._free = list(range(count))
-        self._slots: dict[Sequence, dict[int, _Slot]] = {}
+        self._slots: dict[Sequence, dict[int, _Slot]] = {}  # by the owner's stripe
         self._idle: OrderedDict[Sequence, None] = OrderedDict()  # resident chats with a buffer
         self._in_flight_bytes = 0
         self._ended: deque[tuple[int | None, int, bool]] = deque()  # from the writer thread
@@ -95,7 +95,7 @@ class Recorder:
             while at < span.end:
                 stripe, offset = divmod(at, PAGE_SIZE)
                 count = min(span.end - at, PAGE_SIZE - offset)
-                slot = self._slot(span.seq, stripe, offset)
+                slot = self._slot(span.seq, _stripe(span.seq, stripe), offset)
                 if slot is not None:
                     first = slot.index * layers * PAGE_SIZE + offset
                     targets.append(np.arange(first, first + count))
@@ -139,17 +139,19 @@ class Recorder:
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """The sequence was cut to `num_tokens`; rows staged beyond are void."""
         slots = self._slots.get(seq, {})
-        stripe, rows = divmod(num_tokens, PAGE_SIZE)
+        page, rows = divmod(num_tokens, PAGE_SIZE)
+        stripe = _stripe(seq, page)
         for number in [s for s in slots if s > stripe or (s == stripe and rows == 0)]:
             self._free.append(slots.pop(number).index)
         if stripe in slots:
             slots[stripe].rows = min(slots[stripe].rows, rows)
 
-    def adopt(self, seq: Sequence, stripe: int, layer: int, rows: Tensor) -> None:
-        """Take restored rows [n, hidden_size] of a partial stripe, so that it can be extended."""
+    def adopt(self, seq: Sequence, page: int, layer: int, rows: Tensor) -> None:
+        """Take restored rows [n, hidden_size] of a page's partial stripe, to be extended."""
         index = self._layer_index.get(layer)
         if index is None:
             return
+        stripe = _stripe(seq, page)
         slot = self._slots.get(seq, {}).get(stripe) or self._slot(seq, stripe, 0)
         if slot is not None:
             self._staging[slot.index, index, : len(rows)] = rows
@@ -180,35 +182,43 @@ class Recorder:
         slot = slots[stripe] = _Slot(self._free.pop(), 0)
         return slot
 
-    def _submit(self, seq: Sequence, stripe: int, rows: int) -> None:
-        start = stripe * PAGE_SIZE
+    def _submit(self, seq: Sequence, page: int, rows: int) -> None:
+        """Hand the first rows of a page's stripe to the writer."""
+        start = page * PAGE_SIZE
         if start + rows <= seq.num_saved or not (self._layer_index or len(self._kv_layers)):
             return
+        methods = self.plan.methods
         buffers: dict[int, Tensor] = {}
         in_flight = 0
-        slot_index: int | None = None
+        staged: _Slot | None = None
         partial = rows < PAGE_SIZE
+        kv_layers, kv_index = self.plan.kv_layers, self._kv_layers
         if self._layer_index:
-            slot = self._slots.get(seq, {}).get(stripe)
-            if slot is None or slot.rows < rows:
-                self.stripes_dropped += 1
-                return
-            staged = self._staging[slot.index, :, :rows]
+            stripe = _stripe(seq, page)
+            staged = self._slots.get(seq, {}).get(stripe)
+            if staged is None or staged.rows < rows:
+                # Its first tokens came by a copy of their K/V, or no buffer was free: their hidden
+                # states are gone, but their K/V are here.
+                staged = None
+                methods = tuple("kv" if m == "hidden" else m for m in methods)
+                kv_layers = tuple(i for i, m in enumerate(methods) if m == "kv")
+                kv_index = torch.tensor(kv_layers, dtype=torch.int64)
+        if staged is not None:
+            hidden = self._staging[staged.index, :, :rows]
             if partial:
-                staged = staged.clone()  # the rows may change while the writer reads
-                in_flight += staged.nbytes
-            buffers |= {layer: staged[i] for layer, i in self._layer_index.items()}
-        if len(self._kv_layers):
-            first = seq.page_ids[stripe] * PAGE_SIZE
+                hidden = hidden.clone()  # the rows may change while the writer reads
+                in_flight += hidden.nbytes
+            buffers |= {layer: hidden[i] for layer, i in self._layer_index.items()}
+        if kv_layers:
+            first = seq.page_ids[page] * PAGE_SIZE
             kv = self._cache.kv[:, :, first : first + rows]
-            whole = len(self._kv_layers) == len(kv)
-            copied = kv.contiguous() if whole else kv[self._kv_layers]
+            copied = kv.contiguous() if len(kv_layers) == len(kv) else kv[kv_index]
             in_flight += copied.nbytes
-            buffers |= {layer: copied[i] for i, layer in enumerate(self.plan.kv_layers)}
-        dropped = self._in_flight_bytes + in_flight > self._budget // 2
-        if self._layer_index and not partial:
-            slot_index = self._slots[seq].pop(stripe).index
-        if dropped:
+            buffers |= {layer: copied[i] for i, layer in enumerate(kv_layers)}
+        slot_index: int | None = None
+        if staged is not None and not partial:
+            slot_index = self._slots[seq].pop(_stripe(seq, page)).index
+        if self._in_flight_bytes + in_flight > self._budget // 2:
             self.stripes_dropped += 1
             if slot_index is not None:
                 self._free.append(slot_index)
@@ -224,10 +234,10 @@ class Recorder:
         self._store.append(
             owner=seq.owner,
             fingerprint=self.fingerprint,
-            start=start,
-            parent_digest=seq.stripe_digest(stripe),
+            start=seq.offset + start,
+            parent_digest=seq.digest_before(page).value,
             ids=seq.array(start, start + rows),
-            chunks=[(i, self.plan.methods[i], CODING[self._dtype]) for i in order],
+            chunks=[(i, methods[i], CODING[self._dtype]) for i in order],
             payload=[buffers[i].reshape(-1).view(torch.uint8).numpy() for i in order],
             done=done,
         )
@@ -239,3 +249,8 @@ class Recorder:
             self._in_flight_bytes -= in_flight
             if slot is not None:
                 self._free.append(slot)
+
+
+def _stripe(seq: Sequence, page: int) -> int:
+    """The owner's stripe that a page of a sequence is; it stays when the sequence is split."""
+    return seq.offset // PAGE_SIZE + page

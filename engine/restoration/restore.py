@@ -13,7 +13,7 @@ from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import Sequence
 from engine.restoration.checkpoint import Recorder
-from engine.restoration.chunk_store import ChunkStore, LoadedStripe, StripeRef
+from engine.restoration.chunk_store import ChunkStore, LayerChunk, LoadedStripe, StripeRef
 
 Project = Callable[[int, Tensor, Tensor, Tensor], None]
 
@@ -22,17 +22,47 @@ STRIPES_PER_SLICE = 8  # projected together: 512 rows fill the GEMM
 WAIT_S = 0.002  # for the next stripe when there is nothing else to do
 
 
+def put_kv(kv: Tensor, layers: range, slots: slice, payload: Tensor, num_tokens: int) -> None:
+    """Copy the stored K/V of some adjacent layers to the slots of a stripe's leading tokens.
+
+    kv as of KVCache, written; payload uint8 [bytes], a chunk of `num_tokens` rows per layer one
+    after another.
+    """
+    rows = payload.view(kv.dtype).view(len(layers), 2, num_tokens, *kv.shape[3:])
+    kv[layers.start : layers.stop, :, slots] = rows[:, :, : slots.stop - slots.start]
+
+
+def kv_runs(chunks: Seq[LayerChunk]) -> list[list[LayerChunk]]:
+    """The K/V chunks of a stripe, grouped into runs of layers whose bytes are adjacent."""
+    runs: list[list[LayerChunk]] = []
+    for chunk in chunks:
+        if chunk.method != "kv":
+            continue
+        last = runs[-1][-1] if runs else None
+        if last is not None and (chunk.layer, chunk.offset) == (
+            last.layer + 1,
+            last.offset + last.length,
+        ):
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    return runs
+
+
 def find_stripes(
     store: ChunkStore, seq: Sequence, fingerprint: bytes, start: int, end: int
 ) -> list[StripeRef]:
-    """Stripes on disk that hold tokens of [start, end) of a sequence, in order of position."""
+    """Stripes on disk that hold tokens of [start, end) of a sequence, in order of position.
+
+    Their own positions count from the owner's first token.
+    """
     if start >= end:
         return []
     stripes = range(start // PAGE_SIZE, -(-end // PAGE_SIZE))
     wanted = [
         (
-            s * PAGE_SIZE,
-            seq.stripe_digest(s),
+            seq.offset + s * PAGE_SIZE,
+            seq.digest_before(s).value,
             seq.array(s * PAGE_SIZE, min(end, (s + 1) * PAGE_SIZE)),
         )
         for s in stripes
@@ -135,49 +165,36 @@ class RestoreJob:
                 continue
             good.append(stripe)
             self.bytes_read += stripe.ref.payload_bytes
-            data = torch.from_numpy(stripe.payload)
-            if not self._copy_whole(stripe, data):
-                for chunk in stripe.ref.chunks:
+            data, ref = torch.from_numpy(stripe.payload), stripe.ref
+            for chunk in ref.chunks:
+                if chunk.method == "hidden":
                     raw = data[chunk.offset : chunk.offset + chunk.length]
-                    rows = raw.view(self._cache.kv.dtype)
-                    if chunk.method == "kv":
-                        self._copy_layer(stripe.ref, chunk.layer, rows)
-                    else:
-                        pair = (rows.view(stripe.ref.num_tokens, -1), stripe)
-                        hidden.setdefault(chunk.layer, []).append(pair)
+                    rows = raw.view(self._cache.kv.dtype).view(ref.num_tokens, -1)
+                    hidden.setdefault(chunk.layer, []).append((rows, stripe))
+            for run in kv_runs(ref.chunks):
+                raw = data[run[0].offset : run[-1].offset + run[-1].length]
+                layers = range(run[0].layer, run[-1].layer + 1)
+                put_kv(self._cache.kv, layers, self._slots(ref), raw, ref.num_tokens)
         if hidden:
             self._project_layers(hidden)
         for stripe in good:
             ref = stripe.ref
             self.methods.update(chunk.method for chunk in ref.chunks)
             self.tokens_done += ref.usable
-            if self.ranges and self.ranges[-1][1] == ref.start:
-                self.ranges[-1] = (self.ranges[-1][0], ref.start + ref.usable)
+            start = self._start(ref)
+            if self.ranges and self.ranges[-1][1] == start:
+                self.ranges[-1] = (self.ranges[-1][0], start + ref.usable)
             else:
-                self.ranges.append((ref.start, ref.start + ref.usable))
+                self.ranges.append((start, start + ref.usable))
             self._stream.release(stripe)
 
+    def _start(self, ref: StripeRef) -> int:
+        """The stripe's first token in the sequence."""
+        return ref.start - self.seq.offset
+
     def _slots(self, ref: StripeRef) -> slice:
-        first = self.seq.page_ids[ref.start // PAGE_SIZE] * PAGE_SIZE
+        first = self.seq.page_ids[self._start(ref) // PAGE_SIZE] * PAGE_SIZE
         return slice(first, first + ref.usable)
-
-    def _copy_whole(self, stripe: LoadedStripe, data: Tensor) -> bool:
-        """Copy a stripe that has K/V of all layers, in order, at once; False when it is not so."""
-        kv, ref = self._cache.kv, stripe.ref
-        layers = len(kv)
-        if [c.layer for c in ref.chunks] != list(range(layers)):
-            return False
-        if any(c.method != "kv" for c in ref.chunks):
-            return False
-        rows = data[: ref.payload_bytes].view(kv.dtype)
-        rows = rows.view(layers, 2, ref.num_tokens, *kv.shape[3:])
-        kv[:, :, self._slots(ref)] = rows[:, :, : ref.usable]
-        return True
-
-    def _copy_layer(self, ref: StripeRef, layer: int, rows: Tensor) -> None:
-        kv = self._cache.kv
-        pair = rows.view(2, ref.num_tokens, *kv.shape[3:])
-        kv[layer, :, self._slots(ref)] = pair[:, : ref.usable]
 
     def _project_layers(self, hidden: dict[int, list[tuple[Tensor, LoadedStripe]]]) -> None:
         slots: dict[int, Tensor] = {}
@@ -187,7 +204,7 @@ class RestoreJob:
                 ref = stripe.ref
                 if ref.start not in slots:
                     where = self._slots(ref)
-                    first = self.seq.position + ref.start
+                    first = self.seq.position + self._start(ref)
                     slots[ref.start] = torch.arange(where.start, where.stop)
                     positions[ref.start] = torch.arange(first, first + ref.usable)
             starts = [stripe.ref.start for _, stripe in parts]
@@ -196,6 +213,6 @@ class RestoreJob:
             self._project(layer, rows, at, torch.cat([slots[s] for s in starts]))
             last_rows, last = parts[-1]
             if self._recorder is not None and last.ref.usable < PAGE_SIZE:
-                stripe_number = last.ref.start // PAGE_SIZE
+                stripe_number = self._start(last.ref) // PAGE_SIZE
                 kept = last_rows[: last.ref.usable]
                 self._recorder.adopt(self.seq, stripe_number, layer, kept)

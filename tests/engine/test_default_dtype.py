@@ -153,6 +153,7 @@ def test_restoring_costs_no_more_than_batching(
 
 def kv_of(harness: Harness, chat: str, num_tokens: int) -> Tensor:
     """K and V of a resident chat's first tokens, [layers, 2, tokens, heads, head_dim]."""
-    _, seq, _ = harness.engine.scheduler.tree.chats[chat]
+    (node,) = harness.engine.scheduler.tree.chats[chat].nodes()
+    seq = node.seq
     slots = [page * 64 + offset for page in seq.page_ids for offset in range(64)][:num_tokens]
     return harness.engine.runner.decoder.cache.kv[:, :, slots].clone()

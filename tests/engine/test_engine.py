@@ -85,7 +85,7 @@ def test_cancel_gives_pages_back_at_once(make_engine: HarnessFactory, steps: int
     harness.run()
     harness.engine.scheduler.resident.evict_older_than(float("inf"))
     harness.engine.scheduler.check()
-    while harness.engine.scheduler.tree.evict_node(harness.engine.scheduler.pool):
+    while harness.engine.scheduler.resident.evict_one():
         pass
     assert free_pages(harness) == whole
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.memory.page_pool import PagePool, pages_for
-from engine.memory.prefix_tree import NodeState, PrefixTree
-from engine.memory.sequence import Sequence, common_length
+from engine.memory.sequence import IdDigest, Sequence, common_length
 from tests.engine.harness import random_ids
 
 
@@ -57,7 +56,7 @@ def test_the_check_sees_a_page_without_a_holder() -> None:
 @given(st.lists(st.integers(0, 9), max_size=30))
 def test_any_order_of_reserving_and_truncating_accounts_for_every_page(sizes: list[int]) -> None:
     pool = PagePool(8)
-    held = [Sequence("a", [], 0, b""), Sequence("b", [], 0, b"")]
+    held = [Sequence("a", [], 0, IdDigest()), Sequence("b", [], 0, IdDigest())]
     for i, size in enumerate(sizes):
         seq = held[i % 2]
         tokens = size * 37
@@ -75,15 +74,16 @@ def digest(ids: list[int]) -> bytes:
 
 def test_stripe_digests_cover_all_ids_before_them() -> None:
     prefix, ids = random_ids(70, 1), random_ids(200, 2)
-    seq = Sequence("c", list(ids), 70, np.array(prefix, dtype="<i4").tobytes())
-    assert [seq.stripe_digest(k) for k in (3, 0, 1)] == [
+    seq = Sequence("c", list(ids), 70, IdDigest(prefix))
+    assert [seq.digest_before(k).value for k in (3, 0, 1)] == [
         digest(prefix + ids[: 64 * k]) for k in (3, 0, 1)
     ]
     pool = PagePool(4)
     seq.truncate(70, pool)
     seq.ids.extend([7] * 60)
-    assert seq.stripe_digest(1) == digest(prefix + ids[:64])
-    assert seq.stripe_digest(2) == digest(prefix + ids[:70] + [7] * 58)
+    assert seq.digest_before(1).value == digest(prefix + ids[:64])
+    assert seq.digest_before(2).value == digest(prefix + ids[:70] + [7] * 58)
+    assert seq.digest_after().value == digest(prefix + ids[:70] + [7] * 60)
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
@@ -91,35 +91,3 @@ def test_common_length(a: list[int], b: list[int]) -> None:
     common = common_length(a, b)
     assert a[:common] == b[:common]
     assert common == min(len(a), len(b)) or a[common] != b[common]
-
-
-def test_chats_give_way_in_the_order_of_their_last_use() -> None:
-    pool, tree = PagePool(4), PrefixTree()
-    for i, chat in enumerate(("a", "b", "c")):
-        seq = Sequence(f"c-{chat}", [1], 0, b"")
-        assert seq.reserve(1, pool)
-        tree.keep(chat, None, seq, float(i))
-    entry = tree.take("a")
-    assert entry is not None
-    tree.keep("a", None, entry[1], 3.0)
-    assert tree.oldest_chat() == ("b", 1.0)
-    tree.evict_chat("b", pool)
-    assert tree.oldest_chat() == ("c", 2.0)
-    pool.check(tree.held())
-
-
-def test_a_prefix_in_use_or_being_loaded_never_gives_way() -> None:
-    pool, tree = PagePool(4), PrefixTree()
-    nodes = []
-    for i in range(3):
-        node = tree.node(random_ids(64, i))
-        assert node is not None
-        assert node.seq.reserve(64, pool)
-        nodes.append(node)
-    nodes[0].state, nodes[0].users = NodeState.READY, 1
-    nodes[1].state = NodeState.LOADING
-    assert not tree.evict_node(pool)
-    nodes[2].state = NodeState.READY
-    assert tree.evict_node(pool)
-    assert list(tree.nodes.values()) == nodes[:2]
-    assert tree.node([]) is None
