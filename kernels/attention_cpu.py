@@ -1,8 +1,8 @@
 """Deals the tiles of all spans of a step out to the threads in equal shares, and joins the pieces.
 
-A span is query rows and the keys they read; an item is a block of its rows and some KV heads. A
-thread takes the tiles whose costs lie in its share, whatever items they belong to; the pieces of an
-item cut between threads are merged at the end, exactly.
+An item is a block of a span's rows and some KV heads. A thread takes the tiles whose costs lie in
+its share, whatever items they belong to; the pieces of an item cut between threads are merged at
+the end, exactly.
 """
 
 # Argument lists of twenty numbers, one to a line, would hide the code.
@@ -19,20 +19,20 @@ from kernels.attention_tile import (
     MAX_HEADS,
     MAX_ROWS,
     STATE_FLOATS,
-    TILE,
     clear,
     combine,
+    count_tiles,
     finish,
     head_floats,
     jit,
+    run_tiles,
     scratch_floats,
-    segment,
 )
 from kernels.parallel import Worker, gomp_parallel, team_size, thread_number
 from kernels.rows_cpu import word
-from kernels.vector_ir import LANES, int64_pointer, load_f64, load_i32, store_f64
+from kernels.vector_ir import LANES, int64_pointer, load_f64, store_f64
 
-UNMASKED = 1 << 40  # a span's causal base when its rows see all keys
+PART_WORDS = 7  # of a piece: item, KV head, heads, token, tokens, rows, state
 
 
 @jit
@@ -49,33 +49,38 @@ def _head_chunk(kv_heads, dim, rows, narrow):
 
 
 @jit
-def _finish_part(part, state, dim, group, all_heads, out, lse):
-    rows = part[5]
+def _finish_part(part, sums, dim, group, heads, num_rows, out, lse):
+    rows, first = part[5], part[6] * num_rows * heads
     for i in range(part[2]):
         finish(
-            state + 4 * i * head_floats(dim, rows), rows, group, dim, all_heads, part[1] + i,
-            part[3], part[4], out, lse,
+            sums + 4 * i * head_floats(dim, rows), rows, group, dim, heads, part[1] + i,
+            part[3], part[4], out + 4 * first * dim, lse + 4 * first,
         )
 
 
 @jit
 def _share(
-    kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, pages, out, lse, narrow, low, high,
-    home, parts,
+    kind, q, q_row, k, v, heads, kv_heads, dim, scale, spans, segments, pages, num_rows, out, lse,
+    narrow, thread, threads, low, high, home, parts,
 ):
-    """One thread's share: the tiles whose costs lie in [low, high); cut items go to `parts`."""
+    """One thread's share: the tiles whose costs lie in [low, high); cut items go to `parts`.
+
+    Rows that see no key are cleared by the threads in turn.
+    """
     group = heads // kv_heads
     work = home + 12 * STATE_FLOATS
     at, item, primed = 0, 0, -1
     for s in range(spans.shape[0]):
-        start, stop, length, base = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
-        if length == 0 or at >= high:
-            continue
+        start, stop, base, state = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
         block = _block_tokens(stop - start, group)
         for token in range(start, stop, block):
             tokens = min(block, stop - token)
-            seen = min(length, base + token + tokens)
-            tiles = (seen + TILE - 1) // TILE
+            tiles = count_tiles(segments, s, base + token + tokens)
+            if tiles == 0:
+                if s % threads == thread:
+                    first = state * num_rows + token
+                    clear(out, lse, first, first + tokens, heads, dim)
+                continue
             rows = (tokens * group + LANES - 1) // LANES * LANES
             chunk = _head_chunk(kv_heads, dim, rows, narrow)
             for head in range(0, kv_heads, chunk):
@@ -92,56 +97,55 @@ def _share(
                     place = 0
                 elif last < tiles:
                     place = 1
-                state = home + 4 * place * STATE_FLOATS
+                sums = home + 4 * place * STATE_FLOATS
                 was_primed = primed == s and first == 0
-                next_at, next_keys = 0, 0
+                next_span = -1
                 ends = count == kv_heads and token + tokens == stop and last == tiles
                 if ends and at < high and s + 1 < spans.shape[0]:
-                    primed = s + 1
-                    next_at, next_keys = spans[s + 1, 4], min(spans[s + 1, 2], TILE)
-                segment(
+                    primed = next_span = s + 1
+                run_tiles(
                     kind, q, q_row, k, v, kv_heads, dim, group, scale, head, count, token, tokens,
-                    seen, base, pages, spans[s, 4], first, last, was_primed, next_at, next_keys,
-                    state, work,
+                    segments, s, base, pages, first, last, was_primed, next_span, sums, work,
                 )
                 part = parts[place]
                 part[0], part[1], part[2] = item, head, count
-                part[3], part[4], part[5] = token, tokens, rows
+                part[3], part[4], part[5], part[6] = token, tokens, rows, state
                 if place == 2:
-                    _finish_part(part, state, dim, group, heads, out, lse)
+                    _finish_part(part, sums, dim, group, heads, num_rows, out, lse)
 
 
 @jit
-def _merge_parts(parts, scratch, size, dim, group, heads, out, lse):
+def _merge_parts(parts, scratch, size, dim, group, heads, num_rows, out, lse):
     """Join the pieces of items that were cut between threads; pieces come in order."""
     whole, place = 0, 0
     for index in range(2 * parts.shape[0]):
         part = parts[index // 2, index % 2]
         if part[0] == 0:
             continue
-        state = scratch + 4 * ((index // 2) * size + (index % 2) * STATE_FLOATS)
+        sums = scratch + 4 * ((index // 2) * size + (index % 2) * STATE_FLOATS)
         kept = parts[whole // 2, whole % 2]
         if place != 0 and kept[0] == part[0]:
             step = 4 * head_floats(dim, part[5])
             for i in range(part[2]):
-                combine(place + i * step, state + i * step, part[5], dim)
+                combine(place + i * step, sums + i * step, part[5], dim)
             continue
         if place != 0:
-            _finish_part(kept, place, dim, group, heads, out, lse)
-        whole, place = index, state
+            _finish_part(kept, place, dim, group, heads, num_rows, out, lse)
+        whole, place = index, sums
     if place != 0:
-        _finish_part(parts[whole // 2, whole % 2], place, dim, group, heads, out, lse)
+        _finish_part(parts[whole // 2, whole % 2], place, dim, group, heads, num_rows, out, lse)
 
 
 def _part(a):
-    cost, size, count = word(a, 1), word(a, 2), word(a, 3)
+    cost, size, count, depth = word(a, 1), word(a, 2), word(a, 3), word(a, 21)
     t, threads = np.int64(thread_number()), np.int64(team_size())
     _share(
         word(a, 6), word(a, 7), word(a, 8), word(a, 9), word(a, 10), word(a, 11), word(a, 12),
-        word(a, 13), np.float32(load_f64(a + 32)), carray(int64_pointer(word(a, 14)), (count, 5)),
-        word(a, 15), word(a, 16), word(a, 17), word(a, 18) != 0,
+        word(a, 13), np.float32(load_f64(a + 32)), carray(int64_pointer(word(a, 14)), (count, 4)),
+        carray(int64_pointer(word(a, 20)), (count, depth, 2)), word(a, 15), word(a, 22),
+        word(a, 16), word(a, 17), word(a, 18) != 0, t, threads,
         t * cost // threads, (t + 1) * cost // threads, word(a, 19) + 4 * t * size,
-        carray(int64_pointer(word(a, 5) + t * 8 * 18), (3, 6)),
+        carray(int64_pointer(word(a, 5) + t * 8 * 3 * PART_WORDS), (3, PART_WORDS)),
     )
 
 
@@ -150,63 +154,43 @@ PART = Worker(_part)
 
 @jit
 def run_spans(
-    kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, spans, pages, num_rows, out, lse,
-    scratch, threads, part,
+    kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, spans, segments, pages, num_rows,
+    num_states, out, lse, scratch, threads, part,
 ):
-    """All spans: int64 [S, 5] of row start, row stop, keys, causal base, first entry in pages.
+    """All spans, as kernels.spans has them; their results to out and lse, [state, row].
 
     q, k, v, pages (int32), out, lse, scratch, part: addresses; q_row bytes; slope: the scale times
-    log2(e). A row r of a span sees keys j <= base + r. Rows in no span get out = 0, lse = -inf.
+    log2(e). Returns the first span whose rows or state lie outside, before anything is written, or
+    -1.
     """
     group = heads // kv_heads
-    done, cost, tiles = 0, 0, 0
+    cost, tiles = 0, 0
     for s in range(spans.shape[0]):
-        start, stop, length, base = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
-        if length == 0:
-            continue
-        clear(out, lse, done, start, heads, dim)
-        done = stop
+        start, stop, base, state = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
+        if not (0 <= start < stop <= num_rows and 0 <= state < num_states):
+            return s
         block = _block_tokens(stop - start, group)
         for token in range(start, stop, block):
             tokens = min(block, stop - token)
-            count = (min(length, base + token + tokens) + TILE - 1) // TILE
+            count = count_tiles(segments, s, base + token + tokens)
             tiles += count
             cost += count * kv_heads * ((tokens * group + LANES - 1) // LANES + 1) * LANES
-    clear(out, lse, done, num_rows, heads, dim)
     narrow = tiles < 4 * threads
     size = scratch_floats(dim)
-    parts = np.zeros((threads, 3, 6), np.int64)
+    parts = np.zeros((threads, 3, PART_WORDS), np.int64)
     if threads == 1:
         _share(
-            kind, q, q_row, k, v, heads, kv_heads, dim, np.float32(slope), spans, pages, out, lse,
-            narrow, 0, cost, scratch, parts[0],
+            kind, q, q_row, k, v, heads, kv_heads, dim, np.float32(slope), spans, segments, pages,
+            num_rows, out, lse, narrow, 0, 1, 0, cost, scratch, parts[0],
         )
-        return
+        return -1
     a = np.array((
         threads, cost, size, spans.shape[0], 0, np.int64(parts.ctypes.data), kind, q, q_row,
         k, v, heads, kv_heads, dim, np.int64(spans.ctypes.data), pages, out, lse,
-        np.int64(narrow), scratch,
+        np.int64(narrow), scratch, np.int64(segments.ctypes.data), segments.shape[1], num_rows,
     ))
     store_f64(a.ctypes.data + 32, slope)
     gomp_parallel(part, a.ctypes.data, threads, 0)
     a[0] = 0  # numba frees an array after its last use: not before the call ends
-    _merge_parts(parts, scratch, size, dim, group, heads, out, lse)
-
-
-@jit
-def run_rows(
-    kind: Any, q, q_row, k, v, heads, kv_heads, dim, slope, seq_lens, pages, table_row, num_rows,
-    out, lse, scratch, threads, part,
-):
-    """One span per row: addresses of seq_lens int32 [B] and of pages int32 [B, table_row]."""
-    spans = np.empty((num_rows, 5), np.int64)
-    for row in range(num_rows):
-        spans[row, 0] = row
-        spans[row, 1] = row + 1
-        spans[row, 2] = load_i32(seq_lens + 4 * row)
-        spans[row, 3] = UNMASKED
-        spans[row, 4] = row * table_row
-    run_spans(
-        kind, q, q_row, k, v, heads, kv_heads, dim, slope, spans, pages, num_rows, out, lse,
-        scratch, threads, part,
-    )
+    _merge_parts(parts, scratch, size, dim, group, heads, num_rows, out, lse)
+    return -1

@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 
 from kernels.row_ir import copy_row
+from kernels.spans import PAGE_SIZE
 from kernels.vector_ir import (
     LANES,
     fill,
@@ -32,7 +33,6 @@ from kernels.vector_ir import (
     tile_product,
 )
 
-PAGE_SIZE = 64  # tokens
 TILE = 128  # keys; two pages, so that scores and weights of 96 rows stay in the L2 cache
 MAX_ROWS = 96  # rows of a block: six vectors
 FP32, BF16_DOT, BF16_WIDENED = 0, 1, 2  # how products are made
@@ -333,13 +333,44 @@ def _tile(
 
 
 @jit
-def segment(
-    kind, q, q_row, k, v, kv_heads, dim, group, scale, head, heads, token, tokens, length, base,
-    pages, page_at, first_tile, last_tile, primed, next_at, next_keys, state, work,
+def tile_at(segments, span, tile):
+    """Where a tile of a span lies: its page list, first token there, tokens, keys before it.
+
+    A tile never crosses a segment's end, since the next segment starts on another page.
+    """
+    before = 0
+    for i in range(segments.shape[1]):
+        tokens = segments[span, i, 1]
+        count = (tokens + TILE - 1) // TILE
+        if tile < count:
+            return segments[span, i, 0], tile * TILE, min(TILE, tokens - tile * TILE), before + (
+                tile * TILE
+            )
+        tile -= count
+        before += tokens
+    return 0, 0, 0, before
+
+
+@jit
+def count_tiles(segments, span, seen):
+    """Tiles that hold the first `seen` keys of a span, all of them if it has fewer."""
+    count = 0
+    for i in range(segments.shape[1]):
+        tokens = segments[span, i, 1]
+        count += (max(0, min(tokens, seen)) + TILE - 1) // TILE
+        seen -= tokens
+    return count
+
+
+@jit
+def run_tiles(
+    kind, q, q_row, k, v, kv_heads, dim, group, scale, head, heads, token, tokens, segments, span,
+    base, pages, first_tile, last_tile, primed, next_span, state, work,
 ):
     """Tiles [first, last) of one block of rows and some KV heads, into fresh states.
 
-    next_at, next_keys: where the tile after the last is; primed: the first was asked for already.
+    next_span: the span whose first tile comes after the last, or -1; primed: the first was asked
+    for already.
     """
     nv = (tokens * group + LANES - 1) // LANES
     rows = nv * LANES
@@ -351,10 +382,12 @@ def segment(
     values = scores + 4 * MAX_ROWS * TILE
     keys_wide = values + 4 * TILE * dim
     zeros = keys_wide + 4 * TILE * dim
-    end = min(length, last_tile * TILE)
+    seen = base + token + tokens
+    at, start, keys, before = tile_at(segments, span, first_tile)
+    keys = min(keys, seen - before)
     if not primed:
-        for j in range(first_tile * TILE, min(end, (first_tile + 1) * TILE), 8):
-            slot = _slot(pages, page_at, j)
+        for j in range(0, keys, 8):
+            slot = _slot(pages, at, start + j)
             _prefetch(k, v, slot, slot_bytes, head * head_bytes, heads * head_bytes)
     state_bytes, query_bytes = 4 * head_floats(dim, rows), 4 * dim * rows
     for i in range(heads):
@@ -365,24 +398,25 @@ def segment(
         fill(state + i * state_bytes + 4 * MAX_ROWS, np.float32(0.0), 2 * MAX_ROWS + dim * rows)
     fill(zeros, np.float32(0.0), dim)
     for tile in range(first_tile, last_tile):
-        start = tile * TILE
-        keys = min(TILE, length - start)
-        masked = start + keys > base + token + 1
+        masked = before + keys > base + token + 1
         if masked:
             for row in range(rows):
-                seen = base + token + min(row // group, tokens - 1) + 1 - start
-                store_i32(limits + 4 * row, np.int32(min(max(seen, 0), TILE)))
-        after_at, after_start, after_keys = next_at, 0, next_keys
+                limit = base + token + min(row // group, tokens - 1) + 1 - before
+                store_i32(limits + 4 * row, np.int32(min(max(limit, 0), TILE)))
+        next_at, next_start, next_keys, next_before = 0, 0, 0, 0
         if tile + 1 < last_tile:
-            after_at, after_start = page_at, start + TILE
-            after_keys = min(TILE, end - after_start)
+            next_at, next_start, next_keys, next_before = tile_at(segments, span, tile + 1)
+            next_keys = min(next_keys, seen - next_before)
+        elif next_span >= 0:
+            next_at, next_start, next_keys, next_before = tile_at(segments, next_span, 0)
         for i in range(heads):
             _tile(
-                kind, k, v, slot_bytes, (head + i) * head_bytes, dim, nv, scale, pages, page_at,
-                start, keys, after_at, after_start, after_keys, masked, limits,
+                kind, k, v, slot_bytes, (head + i) * head_bytes, dim, nv, scale, pages, at,
+                start, keys, next_at, next_start, next_keys, masked, limits,
                 queries + i * query_bytes, scores, values, keys_wide, zeros,
                 state + i * state_bytes,
             )
+        at, start, keys, before = next_at, next_start, next_keys, next_before
 
 
 @jit

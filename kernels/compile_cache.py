@@ -23,7 +23,8 @@ _PREFIX = "compiled-"
 def _sources_digest() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+        if not path.name.startswith("triton_"):  # compiled by Triton, which keeps its own cache
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 

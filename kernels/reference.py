@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PAGE_SIZE = 64  # tokens
+from kernels.spans import PAGE_SIZE, Spans
 
 
 def slots_of(pages: Sequence[int], length: int) -> Tensor:
@@ -39,58 +39,37 @@ def attention(
     return torch.einsum("thn,nhd->thd", weights, values), lse
 
 
-def prefix_attention(
+def span_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    groups: Sequence[tuple[int, int, Sequence[int], int]],
+    spans: Spans,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Rows [start, stop) of each (start, stop, pages, length) against all keys of that node."""
-    out = torch.zeros(q.shape, dtype=torch.float32)
-    lse = torch.full(q.shape[:2], float("-inf"))
-    for start, stop, pages, length in groups:
-        slots = slots_of(pages, length)
-        out[start:stop], lse[start:stop] = attention(
-            q[start:stop], k_cache[slots], v_cache[slots], scale
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Rows of each span against its segments' keys, one after another; row r sees j <= base + r.
+
+    The twin of prefix_attention, decode_attention and prefill_attention: out [P, T, H, d] and
+    lse [P, T, H] fp32, written where spans are.
+    """
+    for (start, stop, base, state), segments in zip(
+        spans.rows.tolist(), spans.segments.tolist(), strict=True
+    ):
+        slots = torch.cat([slots_of(spans.pages[at:].tolist(), tokens) for at, tokens in segments])
+        rows, keys = torch.arange(start, stop)[:, None], torch.arange(len(slots))[None, :]
+        out[state, start:stop], lse[state, start:stop] = attention(
+            q[start:stop], k_cache[slots], v_cache[slots], scale, keys <= base + rows
         )
-    return out, lse
 
 
-def decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Row b against the first seq_lens[b] tokens of the pages page_table[b]."""
-    groups = [
-        (row, row + 1, page_table[row].tolist(), int(seq_lens[row])) for row in range(q.shape[0])
-    ]
-    return prefix_attention(q, k_cache, v_cache, groups, scale)
+def merge_states(out: Tensor, lse: Tensor) -> Tensor:
+    """sum_p exp(lse_p - m) out_p / sum_p exp(lse_p - m), m = max_p lse_p; all empty: 0.
 
-
-def prefill_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    sequences: Sequence[tuple[int, int, Sequence[int], int]],
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Causal: row i of (start, stop, pages, kv_len) sees keys j <= kv_len - q_len + i."""
-    out = torch.zeros(q.shape, dtype=torch.float32)
-    lse = torch.full(q.shape[:2], float("-inf"))
-    for start, stop, pages, kv_len in sequences:
-        slots = slots_of(pages, kv_len)
-        rows, keys = torch.arange(stop - start)[:, None], torch.arange(kv_len)[None, :]
-        visible = keys <= kv_len - (stop - start) + rows
-        out[start:stop], lse[start:stop] = attention(
-            q[start:stop], k_cache[slots], v_cache[slots], scale, visible
-        )
-    return out, lse
-
-
-def merge_states(states: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """sum_p exp(lse_p - m) out_p / sum_p exp(lse_p - m), m = max_p lse_p; all empty: 0."""
-    lses = torch.stack([lse for _, lse in states]).double()
-    outs = torch.stack([out for out, _ in states]).double()
+    out [P, T, H, d], lse [P, T, H]; an empty state's out is not looked at.
+    """
+    lses = lse.double()
+    outs = torch.where(lses[..., None] == float("-inf"), 0.0, out.double())
     top = lses.amax(dim=0)
     top = torch.where(top == float("-inf"), 0.0, top)
     weights = torch.exp(lses - top)

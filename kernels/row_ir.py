@@ -125,30 +125,27 @@ def silu_mul_row(context, bf16, gate, up, out, vectors):
 
 
 @vector_intrinsic
-def weighted_sum_row(context, bf16, one, one_weight, two, two_weight, out, vectors):
-    """out = one * one_weight + two * two_weight of fp32 rows; a row of weight 0 is not looked at.
+def weighted_sum(context, bf16, places, weights, count, out, vectors):
+    """out = sum_p weights[p] * row p of fp32 rows, whose addresses are the int64 `places`.
 
-    bf16 (a literal) is that of `out` alone; the weights are fp32.
+    bf16 (a literal) is that of `out`; weights fp32; count 0 gives zeros.
     """
     is_bf16 = bool(bf16.literal_value)
 
     def codegen(context, builder, signature, args):
-        _, one, one_weight, two, two_weight, out, vectors = args
-        terms = []
-        for address, weight in ((one, one_weight), (two, two_weight)):
-            factor = ir_splat(builder, weight)
-            terms.append((address, factor, builder.fcmp_ordered("!=", factor, ir_constant(0.0))))
+        _, places, weights, count, out, vectors = args
         with cgutils.for_range(builder, vectors) as loop:
-            total = ir_constant(0.0)
-            for address, factor, used in terms:
-                value = _read(builder, False, address, loop.index)
-                value = builder.select(used, value, ir_constant(0.0))
-                total = ir_fma(builder, value, factor, total)
-            _write(builder, is_bf16, total, out, loop.index)
+            total = cgutils.alloca_once_value(builder, ir_constant(0.0))
+            with cgutils.for_range(builder, count) as rows:
+                place = ir_load(builder, ir_offset(builder, places, rows.index, 8), I64)
+                weight = ir_load(builder, ir_offset(builder, weights, rows.index, 4), F32)
+                value = _read(builder, False, place, loop.index)
+                sum_so_far = builder.load(total)
+                builder.store(ir_fma(builder, value, ir_splat(builder, weight), sum_so_far), total)
+            _write(builder, is_bf16, builder.load(total), out, loop.index)
         return context.get_dummy_value()
 
-    kinds = [types.int64, types.float32, types.int64, types.float32, types.int64, types.int64]
-    return types.void(bf16, *kinds), codegen
+    return types.void(bf16, *[types.int64] * 5), codegen
 
 
 @vector_intrinsic

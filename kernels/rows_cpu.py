@@ -20,9 +20,9 @@ from kernels.row_ir import (
     rms_norm_row,
     rotate_row,
     silu_mul_row,
-    weighted_sum_row,
+    weighted_sum,
 )
-from kernels.vector_ir import load_f32, load_f64, load_i64, store_f32, store_f64
+from kernels.vector_ir import load_f32, load_f64, load_i64, store_f64
 
 _jit = njit(cache=True, error_model="numpy")
 SERIAL_BYTES = 1 << 16  # below this a second thread costs more than it does
@@ -115,34 +115,41 @@ def silu_rows(bf16: Any, x, x_row, out, rows, dim, threads, part):
 
 
 @_jit
-def _merge(bf16, one, one_lse, two, two_lse, out, lse, first, last, dim):
+def _merge(bf16, outs, lses, states, result, rows, first, last, dim):
+    """Rows [first, last) of [states, rows]; states without keys are left out, and not read."""
+    places, weights = np.empty(states, np.int64), np.empty(states, np.float32)
     for i in range(first, last):
-        a, b = load_f32(one_lse + 4 * i), load_f32(two_lse + 4 * i)
-        top = max(a, b)
-        wa, wb = np.float32(0.0), np.float32(0.0)
-        level = np.float32(-np.inf)
-        if top > -np.inf:
-            ea, eb = math.exp(a - top), math.exp(b - top)
-            total = ea + eb
-            wa, wb = np.float32(ea / total), np.float32(eb / total)
-            level = np.float32(top + math.log(total))
+        top = np.float32(-np.inf)
+        for p in range(states):
+            top = max(top, load_f32(lses + 4 * (p * rows + i)))
+        count, total = 0, 0.0
+        for p in range(states):
+            level = load_f32(lses + 4 * (p * rows + i))
+            if level > -np.inf:
+                weight = math.exp(level - top)
+                places[count] = outs + 4 * (p * rows + i) * dim
+                weights[count] = weight
+                total += weight
+                count += 1
+        for p in range(count):
+            weights[p] /= total
         if bf16:
-            weighted_sum_row(
-                1, one + 4 * i * dim, wa, two + 4 * i * dim, wb, out + 2 * i * dim, dim // 16
+            weighted_sum(
+                1, places.ctypes.data, weights.ctypes.data, count, result + 2 * i * dim, dim // 16
             )
         else:
-            weighted_sum_row(
-                0, one + 4 * i * dim, wa, two + 4 * i * dim, wb, out + 4 * i * dim, dim // 16
+            weighted_sum(
+                0, places.ctypes.data, weights.ctypes.data, count, result + 4 * i * dim, dim // 16
             )
-        if lse != 0:
-            store_f32(lse + 4 * i, level)
+    places[0] = 0  # numba frees arrays after their last use: not before the rows are read
+    weights[0] = 0
 
 
 def _merge_part(a):
     first, last = _share(word(a, 0), thread_number(), team_size())
     _merge(
-        word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9), first,
-        last, word(a, 10),
+        word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 0), first, last,
+        word(a, 8),
     )
 
 
@@ -150,14 +157,12 @@ MERGE = Worker(_merge_part)
 
 
 @_jit
-def merge_rows(bf16: Any, one, one_lse, two, two_lse, out, lse, rows, dim, threads, part):
-    """Merge two states of `rows` (tokens * heads) rows; lse = 0: the merged lse is not wanted."""
-    if threads == 1 or rows * dim * 4 < SERIAL_BYTES:
-        _merge(bf16, one, one_lse, two, two_lse, out, lse, 0, rows, dim)
+def merge_rows(bf16: Any, outs, lses, states, result, rows, dim, threads, part):
+    """Merge the states of each of `rows` (tokens * heads) rows: [states, rows, dim] -> [rows]."""
+    if threads == 1 or rows * dim * states * 2 < SERIAL_BYTES:
+        _merge(bf16, outs, lses, states, result, rows, 0, rows, dim)
     else:
-        a = np.array(
-            (rows, threads, 0, np.int64(bf16), one, one_lse, two, two_lse, out, lse, dim)
-        )
+        a = np.array((rows, threads, 0, np.int64(bf16), outs, lses, states, result, dim))
         gomp_parallel(part, a.ctypes.data, threads, 0)
         a[0] = 0  # numba frees an array after its last use: not before the call ends
 

@@ -78,8 +78,39 @@ class Spans:
         )
 
     @classmethod
+    def groups(
+        cls,
+        levels: Sequence[Sequence[tuple[int, int, Sequence[int], int]]],
+        num_rows: int,
+        first_state: int = 1,
+    ) -> Spans:
+        """Shared nodes, a state per level of the tree: (row start, row stop, pages, tokens) each.
+
+        Level i is state first_state + i; rows in no node of a level get an empty span there, so
+        that all num_rows rows of its state are written. Nothing is causal. ValueError: as `build`,
+        and rows beyond num_rows.
+        """
+        parts: list[Spans] = []
+        for state, level in enumerate(levels, first_state):
+            spans: list[tuple[int, int, list[Segment], bool]] = []
+            at = 0
+            for start, stop, pages, tokens in level:
+                if start > at:
+                    spans.append((at, start, [], False))
+                spans.append((start, stop, [(pages, tokens)], False))
+                at = stop
+            if at > num_rows:
+                raise ValueError(f"rows up to {at} are beyond the {num_rows} of the step")
+            if at < num_rows:
+                spans.append((at, num_rows, [], False))
+            parts.append(cls.build(spans, state))
+        return cls.join(parts)
+
+    @classmethod
     def join(cls, parts: Sequence[Spans]) -> Spans:
         """The spans of all parts in one, in their order."""
+        if not parts:
+            return cls.build([])
         depth = max(part.segments.shape[1] for part in parts)
         offset = 0
         moved: list[NDArray[np.int64]] = []

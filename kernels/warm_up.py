@@ -6,17 +6,10 @@ import time
 
 import torch
 
-from kernels.attention import (
-    PAGE_SIZE,
-    PrefillMeta,
-    PrefixGroups,
-    decode_attention,
-    merge_states,
-    prefill_attention,
-    prefix_attention,
-)
+from kernels.attention import merge_states, prefill_attention
 from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
 from kernels.kv import copy_kv, gather_kv, rope_table, write_kv
+from kernels.spans import PAGE_SIZE, Spans
 
 
 def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
@@ -33,14 +26,10 @@ def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
     saved = torch.empty(rows, 2 * heads * head_dim, dtype=dtype)
     gather_kv(slots, k_cache, v_cache, saved)
     copy_kv(saved, slots, k_cache, v_cache)
-    state = (torch.empty(rows, heads, head_dim), torch.empty(rows, heads))
-    pages, lens = torch.zeros(rows, 1, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
-    groups = PrefixGroups.build([(0, rows, [0], rows)], rows)
-    prefix_attention(q, k_cache, v_cache, groups, 1.0, *state)
-    prefill = PrefillMeta.build([0, rows], [[0]], [rows])
-    prefill_attention(q, k_cache, v_cache, prefill, 1.0, *state)
-    decode_attention(q, k_cache, v_cache, pages, lens, 1.0, *state)
-    merge_states([state, state], q)
+    out, lse = torch.empty(1, rows, heads, head_dim), torch.empty(1, rows, heads)
+    spans = Spans.build([(0, rows, [([0], rows)], True)])
+    prefill_attention(q, k_cache, v_cache, spans, 1.0, out, lse)  # one kernel for all three
+    merge_states(out, lse, q)
     wide = q.view(rows, heads * head_dim)
     weight = torch.ones(heads * head_dim, dtype=dtype)
     add_rms_norm(rms_norm(wide, weight, 1e-5), wide, weight, 1e-5)

@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import torch
-from kernels.attention import PrefillMeta, PrefixGroups, prefill_attention, prefix_attention
+from kernels.attention import prefill_attention
+from kernels.spans import Spans
 from kernels.vector_ir import HAS_BF16_DOT
 from kernels.warm_up import warm_up
 assert not HAS_BF16_DOT
@@ -24,17 +25,14 @@ for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
     wide = [t.float().repeat_interleave(3, dim=1)[:130] for t in (k, v)]
     scores = torch.einsum("qhd,khd->hqk", q.float(), wide[0]) / 8
     for causal in (False, True):
-        out, lse = torch.full((5, 6, 64), float("nan")), torch.full((5, 6), float("nan"))
+        out, lse = torch.full((1, 5, 6, 64), float("nan")), torch.full((1, 5, 6), float("nan"))
         if causal:
             scores = scores.masked_fill(torch.arange(130) > 125 + torch.arange(5)[:, None], -1e30)
-            meta = PrefillMeta.build([0, 5], [[0, 1, 2]], [130])
-            prefill_attention(q, k, v, meta, 0.125, out, lse)
-        else:
-            groups = PrefixGroups.build([(0, 5, [0, 1, 2], 130)], 5)
-            prefix_attention(q, k, v, groups, 0.125, out, lse)
+        spans = Spans.build([(0, 5, [([0, 1, 2], 130)], causal)])
+        prefill_attention(q, k, v, spans, 0.125, out, lse)
         expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), wide[1])
-        assert (out - expected).abs().max() < limit, (dtype, causal)
-        assert (lse - scores.logsumexp(-1).T).abs().max() < limit
+        assert (out[0] - expected).abs().max() < limit, (dtype, causal)
+        assert (lse[0] - scores.logsumexp(-1).T).abs().max() < limit
 """
 
 
