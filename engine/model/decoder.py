@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
 from engine.memory.kv_cache import KVCache
-from engine.model.attention import StepAttention
 from engine.model.weights import Weights
 from kernels.elementwise import add_rms_norm, qk_norm, rms_norm, silu_mul
 from kernels.kv import restore_kv, write_kv
 
 Record = Callable[[int, Tensor], None]
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # q, k_cache, v_cache, result
+
+
+class Rows(Protocol):
+    """What a layer needs to know of the rows it runs on; all int64 [num_tokens]."""
+
+    @property
+    def token_ids(self) -> Tensor: ...
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def slots(self) -> Tensor: ...
 
 
 class Decoder:
@@ -29,19 +42,45 @@ class Decoder:
         self._q_shape = (-1, c.num_heads, c.head_dim)
         self._kv_shape = (-1, c.num_kv_heads, c.head_dim)
 
-    def forward(self, batch: Batch, attention: StepAttention, record: Record | None) -> Tensor:
+    def forward(self, batch: Batch, attention: Attention, record: Record | None) -> Tensor:
         """Run all layers; returns fp32 logits [num_logits, vocab_size].
 
         `record(layer, hidden)` sees the input of each layer before its norm, [num_tokens,
         hidden_size]; it must copy what it keeps.
         """
+        w = self.weights
+        _, normed = deque(self._run(batch, attention, record, len(w.layers)), maxlen=1)[0]
+        rows = normed[batch.logit_rows] if len(batch.logit_rows) < len(normed) else normed
+        if len(rows) == 0:
+            return torch.empty((0, w.config.vocab_size))
+        if w.config.family.norm_after:  # `normed` is the residual stream there
+            rows = rms_norm(rows, w.final_norm, w.config.rms_norm_eps)
+        return w.head(rows.contiguous()).float()
+
+    def leading(self, rows: Rows, attention: Attention, num_layers: int) -> Iterator[Tensor]:
+        """Run the first layers, one at a time; their K/V are in the cache afterwards.
+
+        Yields, after each, the input of the next before its norm, [num_tokens, hidden_size], valid
+        until the next is asked for. With num_layers 0: nothing; that input is `embed`.
+        """
+        for hidden, _ in self._run(rows, attention, None, num_layers):
+            yield hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The input of layer 0: token_ids int64 [n]; returns [n, hidden_size]."""
+        return self.weights.embedding[token_ids]
+
+    def _run(
+        self, rows: Rows, attention: Attention, record: Record | None, num_layers: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run layers; yields after each the residual stream and what the next block takes."""
         w, cache = self.weights, self.cache
         eps, after = w.config.rms_norm_eps, w.config.family.norm_after
-        hidden = w.embedding[batch.token_ids]
-        attended = torch.empty((batch.num_tokens, self._q_width), dtype=w.dtype)
+        hidden = w.embedding[rows.token_ids]
+        attended = torch.empty((len(hidden), self._q_width), dtype=w.dtype)
         by_head = attended.view(self._q_shape)
         normed = hidden if after else rms_norm(hidden, w.layers[0].attention_norm, eps)
-        for i, layer in enumerate(w.layers):
+        for i, layer in enumerate(w.layers[:num_layers]):
             if record is not None:
                 record(i, hidden)
             qkv = layer.qkv(normed)
@@ -50,7 +89,7 @@ class Decoder:
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = qk_norm(q, layer.q_norm, eps), qk_norm(k, layer.k_norm, eps)
             k_cache, v_cache = cache.k[i], cache.v[i]
-            write_kv(q, k, v, w.cos_sin, batch.positions, batch.slots, k_cache, v_cache)
+            write_kv(q, k, v, w.cos_sin, rows.positions, rows.slots, k_cache, v_cache)
             attention(q, k_cache, v_cache, by_head)
             if after:
                 hidden.add_(rms_norm(layer.o(attended), layer.attention_norm, eps))
@@ -62,12 +101,7 @@ class Decoder:
                 last = i + 1 == len(w.layers)
                 following = w.final_norm if last else w.layers[i + 1].attention_norm
                 normed = add_rms_norm(mlp, hidden, following, eps)
-        rows = normed[batch.logit_rows] if len(batch.logit_rows) < len(normed) else normed
-        if len(rows) == 0:
-            return torch.empty((0, w.config.vocab_size))
-        if after:  # `normed` is the residual stream there
-            rows = rms_norm(rows, w.final_norm, eps)
-        return w.head(rows.contiguous()).float()
+            yield hidden, normed
 
     def restore(self, layer: int, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write one layer's K/V of rows whose hidden states came back.

@@ -1,0 +1,1 @@
+"""What this machine can do, measured: disk, projections, layers, attention. Kept between starts."""
