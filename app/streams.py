@@ -2,26 +2,33 @@
 
 A turn belongs to the server: it is fed here whether or not somebody watches. Text is rendered
 only while somebody does, once for all of them. A connection's first event is the whole answer so
-far; later ones, at most five a second, carry the blocks closed since and the open block.
+far; later ones, at most five a second, carry the blocks closed since and the open block. A
+connection that ends without the close event is made again by the browser.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Send
 
-from app.rendering import BlockRenderer
-from engine.messages import Phase
+from app.live_turn import LiveTurn
+from app.pacing import Pace
 
-FRAME_GAP_S = 0.2
+__all__ = ["EventStream", "LiveTurn", "TurnHub", "encode_event", "finished_stream"]
+
 HEARTBEAT_S = 10.0
-HEARTBEAT = b": still here\n\n"
+# Events, not comments: the page's script sees them, and their absence after sleep.
+HEARTBEAT = b"event: still-here\ndata: -\n\n"
 CLOSE_EVENT = b"event: turn-end\ndata: done\n\n"
+# Over HTTP/1.1 a browser opens six connections to a server; pages and forms need some.
+STREAMS_PER_BROWSER = 4
+LATER_EVENT = b"event: later\nretry: 2500\ndata: -\n\n"
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 
@@ -41,99 +48,12 @@ class FrameRenderer(Protocol):
 FinishedRenderer = Callable[[str], Awaitable[str]]
 
 
-class LiveTurn:
-    """One running answer. Owned by the event loop; `app.chat` feeds it, streams read it."""
+class _Stream:
+    """One connection that watches a turn."""
 
-    def __init__(self, *, turn_id: str, chat_id: str, message_id: str) -> None:
-        self.turn_id = turn_id
-        self.chat_id = chat_id
-        self.message_id = message_id
-        self.phase: Phase = "queued"
-        self.done = 0  # tokens of `total` in this phase
-        self.total = 0
-        self.token_ids: list[int] = []
-        self.finished = False
-        self.saved_tokens = 0  # how many ids the database has
-        self.watchers = 0
-        self.version = 0  # counts what was rendered
-        self.closed_blocks: list[str] = []
-        self.open_block = ""
-        self.changed = asyncio.Event()  # set, and replaced, at each new version and at the end
-        self.frames: dict[tuple[int, bool], bytes] = {}  # of this version
-        self._renderer = BlockRenderer()
-        self._texts: list[str] = []
-        self._dirty = asyncio.Event()
-        self._rendering: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()
-
-    @property
-    def text(self) -> str:
-        """The answer so far, byte for byte."""
-        if len(self._texts) > 1:
-            self._texts = ["".join(self._texts)]
-        return self._texts[0] if self._texts else ""
-
-    def set_status(self, phase: Phase, done: int, total: int) -> None:
-        self.phase, self.done, self.total = phase, done, total
-        self._dirty.set()
-
-    def append(self, text: str, token_ids: Iterable[int]) -> None:
-        self.phase = "answering"
-        self.token_ids.extend(token_ids)
-        if text:
-            self._texts.append(text)
-        self._dirty.set()
-
-    def end(self) -> None:
-        """No more text comes; its watchers fetch the finished answer."""
-        self.finished = True
-        if self._rendering is not None:
-            self._rendering.cancel()
-            self._rendering = None
-        self._ended.set()
-        self._tell()
-
-    async def wait_ended(self) -> None:
-        await self._ended.wait()
-
-    def render(self) -> None:
-        """Bring the rendered blocks up to date with the text."""
-        self._dirty.clear()
-        update = self._renderer.feed(self.text)
-        self.closed_blocks.extend(update.closed)
-        self.open_block = update.open
-        self.version += 1
-        self.frames.clear()
-        self._tell()
-
-    def unseen(self, first_block: int) -> str:
-        """HTML of the blocks from `first_block` on and of the open one, of all the text."""
-        if self._dirty.is_set():
-            self.render()
-        return "".join(self.closed_blocks[first_block:]) + self.open_block
-
-    def join(self) -> None:
-        """Count a watcher; the first one starts the rendering."""
-        self.watchers += 1
-        if self._rendering is None and not self.finished:
-            self.render()
-            self._rendering = asyncio.create_task(self._render_while_watched())
-
-    def leave(self) -> None:
-        self.watchers -= 1
-        if self.watchers == 0 and self._rendering is not None:
-            self._rendering.cancel()
-            self._rendering = None
-
-    async def _render_while_watched(self) -> None:
-        while True:
-            await asyncio.sleep(FRAME_GAP_S)
-            await self._dirty.wait()
-            self.render()
-
-    def _tell(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
+    def __init__(self, turn: LiveTurn) -> None:
+        self.turn = turn
+        self.gives_way = False
 
 
 class TurnHub:
@@ -142,11 +62,20 @@ class TurnHub:
     def __init__(self, frame: FrameRenderer) -> None:
         self._frame = frame
         self._turns: dict[str, LiveTurn] = {}
+        self._pace = Pace()
+        self._streams: dict[bytes, list[_Stream]] = {}  # by browser, the oldest first
         self._closing = False
 
     def open(self, *, turn_id: str, chat_id: str, message_id: str) -> LiveTurn:
-        turn = LiveTurn(turn_id=turn_id, chat_id=chat_id, message_id=message_id)
+        turn = LiveTurn(
+            turn_id=turn_id,
+            chat_id=chat_id,
+            message_id=message_id,
+            pace=self._pace,
+            moved=self._count_queue,
+        )
         self._turns[turn_id] = turn
+        self._count_queue()
         return turn
 
     def get(self, turn_id: str) -> LiveTurn | None:
@@ -163,24 +92,34 @@ class TurnHub:
         """Forget a turn whose end is in the database, and tell its watchers."""
         self._turns.pop(turn.turn_id, None)
         turn.end()
+        self._count_queue()
 
     def end_streams(self) -> None:
         """End every stream without its close event, so that browsers come back after a restart."""
         self._closing = True
         for turn in self._turns.values():
-            turn.changed.set()
+            turn.wake()
 
-    async def watch(self, turn: LiveTurn, finished: FinishedRenderer) -> AsyncIterator[bytes]:
-        """Yield the events of a running turn, then its finished HTML and the close event."""
+    async def watch(
+        self, turn: LiveTurn, finished: FinishedRenderer, *, browser: bytes = b""
+    ) -> AsyncIterator[bytes]:
+        """Yield the events of a running turn, then its finished HTML and the close event.
+
+        `browser` tells one from another: of too many streams in one, the oldest makes way, and
+        comes back a little later.
+        """
+        stream = self._admit(turn, browser)
         turn.join()
         shown_version, shown_blocks, whole = -1, 0, True
         try:
-            while not turn.finished and not self._closing:
+            while not (turn.finished or self._closing or stream.gives_way):
                 if turn.version != shown_version:
                     key = (shown_blocks, whole)
                     if key not in turn.frames:
+                        began = time.thread_time()
                         html = self._frame(turn, first_block=shown_blocks, whole=whole)
                         turn.frames[key] = encode_event(html)
+                        turn.spent_s += time.thread_time() - began
                     event = turn.frames[key]
                     shown_version, shown_blocks = turn.version, len(turn.closed_blocks)
                     whole = False
@@ -193,9 +132,34 @@ class TurnHub:
                     yield HEARTBEAT
         finally:
             turn.leave()
+            self._dismiss(stream, browser)
         if turn.finished:
             yield encode_event(await finished(turn.unseen(shown_blocks)))
             yield CLOSE_EVENT
+        elif stream.gives_way:
+            yield LATER_EVENT
+
+    def _count_queue(self) -> None:
+        queued = (turn for turn in self._turns.values() if turn.phase == "queued")
+        for ahead, turn in enumerate(queued):
+            turn.set_place(ahead)
+
+    def _admit(self, turn: LiveTurn, browser: bytes) -> _Stream:
+        stream = _Stream(turn)
+        if browser:
+            streams = self._streams.setdefault(browser, [])
+            staying = [one for one in streams if not one.gives_way]
+            if len(staying) >= STREAMS_PER_BROWSER:
+                staying[0].gives_way = True
+                staying[0].turn.wake()
+            streams.append(stream)
+        return stream
+
+    def _dismiss(self, stream: _Stream, browser: bytes) -> None:
+        if browser:
+            self._streams[browser].remove(stream)
+            if not self._streams[browser]:
+                del self._streams[browser]
 
 
 async def finished_stream(finished: FinishedRenderer) -> AsyncIterator[bytes]:

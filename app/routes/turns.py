@@ -9,7 +9,7 @@ from app import pages
 from app.errors import DomainError, problem_of, problem_response
 from app.faults import NoSuchPage
 from app.routes.browser import form_field, go_to, html, user_id_of
-from app.security import csrf_token
+from app.security import csrf_token, login_digest
 from app.services import HTTPRequest, Services, UseServices, is_fragment, received_at
 from app.streams import EventStream, finished_stream
 from sessions.records import Chat
@@ -85,7 +85,7 @@ async def events(
     live = services.hub.get(turn_id)
     if live is None:
         return EventStream(finished_stream(finished))
-    return EventStream(services.hub.watch(live, finished))
+    return EventStream(services.hub.watch(live, finished, browser=login_digest(request.scope)))
 
 
 async def _turn(request: HTTPRequest, services: Services, turn_id: str) -> tuple[Chat, str]:

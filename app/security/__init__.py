@@ -6,7 +6,7 @@ app's own (those run before the plugin's). Handlers and templates use `current_u
 """
 
 from app.security.csrf import csrf_token
-from app.security.login import current_user, ensure_user, sign_in
+from app.security.login import current_user, ensure_user, login_digest, sign_in
 from app.security.plugin import SecurityPlugin
 
-__all__ = ["SecurityPlugin", "csrf_token", "current_user", "ensure_user", "sign_in"]
+__all__ = ["SecurityPlugin", "csrf_token", "current_user", "ensure_user", "login_digest", "sign_in"]

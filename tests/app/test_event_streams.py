@@ -9,7 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from app import streams
+from app import live_turn, streams
+from app.pacing import FRAME_GAP_S, MAX_GAP_S, SHARE, Pace
 from app.rendering import BlockRenderer, BlockUpdate, render_markdown
 from app.streams import LiveTurn, TurnHub, encode_event
 from tests.app.fake_engine import FakeEngine
@@ -153,7 +154,7 @@ async def test_waiting_is_told_at_once_and_in_numbers(browser: Browser, server: 
         turn.end()
 
 
-async def test_silence_is_filled_with_comments(
+async def test_silence_is_filled_with_signs_of_life(
     browser: Browser, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "HEARTBEAT_S", 0.05)
@@ -161,8 +162,8 @@ async def test_silence_is_filled_with_comments(
     turn = await server.engine.next_turn(0)
     async with browser.events(browser.turn_id) as events:
         assert (await events.next())[0] == ""
-        assert (await events.next())[0] == ":"
-        assert (await events.next())[0] == ":"
+        assert (await events.next())[0] == "still-here"
+        assert (await events.next())[0] == "still-here"
     turn.end()
 
 
@@ -240,7 +241,7 @@ async def no_html(_: str) -> str:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[CountingRenderer]:
-    monkeypatch.setattr(streams, "BlockRenderer", CountingRenderer)
+    monkeypatch.setattr(live_turn, "BlockRenderer", CountingRenderer)
     CountingRenderer.feeds = 0
     return CountingRenderer
 
@@ -270,7 +271,7 @@ async def test_text_is_rendered_once_for_all_and_only_while_watched(
     took = asyncio.get_running_loop().time() - started
     hub.close(turn)
     counts = await asyncio.gather(*reading)
-    assert counted.feeds <= 2 + took / streams.FRAME_GAP_S
+    assert counted.feeds <= 2 + took / FRAME_GAP_S
     assert max(counts) <= counted.feeds + 1  # a frame each, the end, and close
     assert turn.watchers == 0
 
@@ -287,3 +288,113 @@ async def test_a_stream_of_nobody_known_is_a_404(server: Server, fake_engine: Fa
         response = await browser.get(f"/turns/{'0' * 32}/events")
     assert response.status_code == 404
     assert not response.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_places_in_the_queue_are_told_and_move_up() -> None:
+    hub = TurnHub(frame)
+    first, second, third = (
+        hub.open(turn_id=name, chat_id=name, message_id=name) for name in ("one", "two", "three")
+    )
+    assert [turn.done for turn in (first, second, third)] == [0, 1, 2]
+    third.set_status("queued", 0, 3)  # what the engine counts is not this one's place
+    assert third.done == 2
+    first.set_status("reading", 5, 10)
+    assert [turn.done for turn in (first, second, third)] == [5, 0, 1]
+    hub.close(second)
+    assert third.done == 0
+    first.set_status("queued", 0, 1)  # sent back, to make room: it is the next one again
+    assert [turn.done for turn in (first, third)] == [0, 1]
+
+
+async def test_waiting_behind_others_is_told_in_numbers(browser: Browser, server: Server) -> None:
+    await browser.new_chat()
+    await server.engine.next_turn(0)
+    await browser.new_chat("Me too")
+    await server.engine.next_turn(1)
+    async with browser.events(browser.turn_id) as events:
+        screen = Screen(server.app.state.services.hub.get(browser.turn_id).message_id)
+        screen.show((await events.next())[1])
+        assert text_of(screen.html["status"]).strip() == "Waiting in the queue, 1 before this one"
+        server.engine.turns[0].say("x")
+        screen.show((await events.next())[1])
+        assert text_of(screen.html["status"]).strip() == "Waiting in the queue"
+    for turn in server.engine.turns:
+        turn.end()
+
+
+async def test_a_stop_that_is_not_yet_confirmed_is_told_to_every_watcher() -> None:
+    hub = TurnHub(lambda turn, **_: turn.phase)
+    turn = hub.open(turn_id="t", chat_id="c", message_id="m")
+    turn.append("word ", [1])
+    events = hub.watch(turn, no_html)
+    assert await anext(events) == b"data: answering\n\n"
+    turn.set_stopping()
+    turn.append("a last word", [2])  # it was on its way
+    assert await anext(events) == b"data: stopping\n\n"
+    hub.close(turn)
+    assert [event async for event in events] == [b"data: \n\n", streams.CLOSE_EVENT]
+
+
+async def test_a_browser_keeps_connections_for_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six to a server is all that it opens: the oldest stream makes way, and comes back later."""
+    hub = TurnHub(frame)
+    turns = [hub.open(turn_id=str(n), chat_id=str(n), message_id=str(n)) for n in range(6)]
+    watched = [hub.watch(turn, no_html, browser=b"one") for turn in turns]
+    for events in watched:
+        assert (await anext(events)).startswith(b"data: ")
+    elsewhere = hub.watch(turns[0], no_html, browser=b"another")
+    await anext(elsewhere)
+    async with asyncio.timeout(2):
+        for events in watched[:2]:
+            assert [event async for event in events] == [streams.LATER_EVENT]
+    assert [turn.watchers for turn in turns] == [1, 0, 1, 1, 1, 1]
+    again = hub.watch(turns[0], no_html, browser=b"one")
+    await anext(again)
+    assert [event async for event in watched[2]] == [streams.LATER_EVENT]
+    for turn in turns:
+        hub.close(turn)
+    for events in (*watched[3:], again, elsewhere):
+        assert [event async for event in events][-1] == streams.CLOSE_EVENT
+    assert hub._streams == {}
+
+
+def test_dear_frames_come_less_often() -> None:
+    pace = Pace()
+    assert pace.gap_s == FRAME_GAP_S
+    for number in range(32):
+        pace.note(f"turn {number}", 0.001)
+    assert pace.gap_s == pytest.approx(32 * 0.001 / SHARE)
+    pace.note("a huge table", 1.0)
+    assert pace.gap_s == MAX_GAP_S
+    for number in range(32):
+        pace.forget(f"turn {number}")
+    pace.forget("a huge table")
+    assert pace.gap_s == FRAME_GAP_S
+
+
+class MeasuringRenderer(BlockRenderer):
+    parsed: list[int] = []  # noqa: RUF012, characters that each feed had to look at
+
+    def feed(self, full_text: str) -> BlockUpdate:
+        self.parsed.append(len(full_text) - self._open_from)
+        return super().feed(full_text)
+
+
+async def test_work_for_a_token_does_not_grow_with_what_was_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither the text that is looked at nor the bytes sent: early and late frames are alike."""
+    monkeypatch.setattr(live_turn, "BlockRenderer", MeasuringRenderer)
+    monkeypatch.setattr(MeasuringRenderer, "parsed", [])
+    hub = TurnHub(frame)
+    turn = hub.open(turn_id="t", chat_id="c", message_id="m")
+    events = hub.watch(turn, no_html)
+    sizes = []
+    for number in range(400):
+        turn.append(f"Paragraph {number:03} with some **bold** words and `code`.\n\n", [1])
+        turn.render()
+        sizes.append(len(await anext(events)))
+    assert max(sizes[300:]) <= max(sizes[5:100])
+    assert max(MeasuringRenderer.parsed[300:]) <= max(MeasuringRenderer.parsed[5:100])
+    hub.close(turn)
+    await events.aclose()  # type: ignore[attr-defined]
