@@ -145,14 +145,14 @@ def closest(
 ) -> tuple[PrefixNode | None, int]:
     """The child that has the most tokens in common with `ids`, and how many.
 
-    With `computed`, only tokens that have K/V count.
+    Of several, one that ends there. With `computed`, only tokens that have K/V count.
     """
     best: PrefixNode | None = None
     most = 0
     for child in parent.children:
         held = child.seq.ids[: child.seq.num_computed] if computed else child.seq.ids
         common = common_length(held, ids)
-        if common > most:
+        if common > most or 0 < common == most == len(held):
             best, most = child, common
     return best, most
 

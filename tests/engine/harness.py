@@ -100,8 +100,10 @@ class Harness:
         *,
         chat: str = "a",
         prefix: list[int] | None = None,
+        scope: str = "",
         history: list[int] | None = None,
         computed: int | None = None,
+        candidate: int = 0,
         **sampling: Any,
     ) -> str:
         self.serial += 1
@@ -113,6 +115,8 @@ class Harness:
                 request_id=request_id,
                 chat_id=chat,
                 prefix_ids=prefix or [],
+                prefix_scope=scope,
+                candidate=candidate,
                 history_ids=history,
                 history_computed=len(history) if computed is None else computed,
                 new_ids=new,
