@@ -19,7 +19,7 @@ from engine.model.attention import FixedGate
 from engine.model.model_config import ModelConfig, read_model_config
 from engine.model.sampler import sample
 from engine.model.tokenizer import ChatTokenizer
-from engine.model.weights import load_weights
+from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
 from kernels.warm_up import warm_up
 

@@ -15,7 +15,7 @@ from engine.messages import EngineInfo
 from engine.model.attention import FixedGate, Gate
 from engine.model.model_config import read_model_config
 from engine.model.tokenizer import ChatTokenizer
-from engine.model.weights import load_weights
+from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
 from engine.restoration.checkpoint import CODING, Recorder
 from engine.restoration.chunk_store import ChunkStore

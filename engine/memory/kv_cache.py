@@ -22,10 +22,10 @@ class KVCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.kv = torch.zeros(
-            (num_layers, 2, num_pages * PAGE_SIZE, num_kv_heads, head_dim), dtype=dtype
-        )
+        shape = (num_layers, 2, num_pages * PAGE_SIZE, num_kv_heads, head_dim)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.k: list[Tensor] = [self.kv[layer, 0] for layer in range(num_layers)]
         self.v: list[Tensor] = [self.kv[layer, 1] for layer in range(num_layers)]
 

@@ -1,17 +1,20 @@
-"""The decoder families that can run, and what sets them apart from Llama. Torch-free."""
+"""The decoder families that can run, and what sets them apart from Llama.
+
+This module and `geometry` import neither torch nor a package beyond Python.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 from engine.errors import ModelError
 
 QKNorm = Literal["none", "head", "width"]
 
 
-class Family(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Family:
     """What a decoder layer of a family does beyond the common.
 
     `qk_norm`: Q and K are normalised before RoPE, per head or over their whole width.
@@ -43,7 +46,8 @@ def family_of(architectures: object, model_type: object) -> Family:
     raise ModelError(f"its family is {architectures or model_type!r}")
 
 
-class Llama3Rope(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Llama3Rope:
     """Frequency-dependent RoPE scaling as Llama 3.1 introduced it.
 
     Wavelengths beyond original / low_freq_factor are stretched by `factor`, those below
