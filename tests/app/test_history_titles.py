@@ -35,7 +35,7 @@ from app.message_text import TITLE_CHARS, UNTITLED, clean_title, title_of
         ("C++ or C#?", "C++ or C#?"),
         ("e.g. this is one sentence. Yes", "e.g. this is one sentence"),
         ("日本語の文章です。これは二つ目の文です。", "日本語の文章です"),
-        ("请问重启之后如何恢复聊天记录？谢谢你的帮助", "请问重启之后如何恢复聊天记录？"),
+        ("请问重启之后如何恢复聊天记录\uff1f谢谢", "请问重启之后如何恢复聊天记录\uff1f"),
         ("字" * 100, "字" * (TITLE_CHARS // 2) + "…"),
         ("Look at https://example.com/" + "x" * 80, None),
         ("***", UNTITLED),
