@@ -139,7 +139,7 @@ class DeviceSpans:
         device: torch.device | str,
         programs: int | None = None,
     ) -> None:
-        """Empty. programs: how many run at once; None: two for each multiprocessor."""
+        """Empty. programs: how many run at once; None: two for each multiprocessor, on CPU one."""
         self._start(shape, limits.span_rows, device, programs)
         blocks = limits.spans + limits.rows // self._block_tokens
         parts = 2 * self._slots * min(self._block_tokens, limits.span_rows)
@@ -198,10 +198,10 @@ class DeviceSpans:
         self.block_rows = block_rows(span_rows, shape)
         self._span_rows = span_rows
         self._block_tokens = self.block_rows // shape.group
-        if programs is None:
+        if programs is None and self.device.type == "cuda":
             properties = torch.cuda.get_device_properties(self.device)
             programs = 2 * properties.multi_processor_count
-        self._slots = max(1, programs // shape.kv_heads)
+        self._slots = max(1, (programs or 1) // shape.kv_heads)
 
     def _allocate(
         self, spans: int, depth: int, pages: int, items: int, joins: int, parts: int
