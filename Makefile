@@ -7,7 +7,7 @@ PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3
 BIN := .venv/bin
 SOURCES := app engine kernels sessions benchmarks migrations tests
 
-.PHONY: setup run test check format clean python
+.PHONY: setup run test check format clean python screenshots
 
 python:
 	@test -n "$(PYTHON)" || { echo "Rejoinder needs Python 3.11 or newer; none was found." >&2; exit 1; }
@@ -33,6 +33,11 @@ format: python
 	@$(PYTHON) -m app.bootstrap --dev --tools-only
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+
+# Pictures of every page in both schemes and both widths, to be looked at.
+screenshots: python
+	@$(PYTHON) -m app.bootstrap --dev --browser
+	$(BIN)/python -m tests.e2e.take_screenshots screenshots
 
 # Leaves data/: chats are not ours to delete.
 clean:

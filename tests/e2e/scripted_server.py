@@ -1,7 +1,8 @@
 """The real web application as a process, with an engine that says what the test wants.
 
 `python tests/e2e/scripted_server.py DATA_DIR MODEL_DIR`. A message "Repeat: TEXT" is answered
-with TEXT; any other one with a long answer in markdown, a word at a time.
+with TEXT; "Hold: PHASE" stays in that phase until it is stopped, 60 of 120 tokens done; any other
+one is answered with a long answer in markdown, a word at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from engine.messages import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    Phase,
     Status,
     Submit,
     TurnStats,
@@ -34,6 +36,8 @@ from engine.turn_stream import Places
 from sessions.migrate import upgrade
 
 REPEAT = "Repeat: "
+HOLD = "Hold: "
+PHASES: tuple[Phase, ...] = ("queued", "restoring", "reading")
 PAUSE_S = 0.015
 LONG_ANSWER = """# An answer with everything
 
@@ -103,8 +107,11 @@ class ScriptedEngine:
         asked = self._tokenizer.decode(turn.new_ids).removesuffix(after_text)
         repeated = asked.partition(REPEAT)[2]
         said, pause_s = (repeated, 0.002) if repeated else (LONG_ANSWER, PAUSE_S)
-        for phase in ("queued", "restoring", "reading"):
+        for phase in PHASES:
             stream.push(Status(request_id=request, phase=phase, done=60, total=120))
+            held = asked.partition(HOLD)[2] == phase
+            while held and request not in self._cancelled:
+                await asyncio.sleep(pause_s)
             await asyncio.sleep(4 * pause_s)
         count = 0
         finish: FinishReason = "eos"

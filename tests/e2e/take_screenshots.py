@@ -1,0 +1,125 @@
+"""Pictures of every page, in both colour schemes and both widths, to be looked at.
+
+`python -m tests.e2e.take_screenshots DIRECTORY` starts the scripted server of the browser tests.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
+
+from app.setup_model import set_up_embedded_model
+from tests.e2e.conftest import CHROMIUM, CHROMIUM_ARGS
+from tests.e2e.pages import DONE, begin, say
+from tests.e2e.scripted_server import HOLD, REPEAT
+from tests.e2e.server_process import ROOT, ServerProcess
+
+WIDTHS: dict[str, ViewportSize] = {
+    "wide": {"width": 1280, "height": 800},
+    "narrow": {"width": 380, "height": 740},
+}
+SCHEMES = ("light", "dark")
+HARD = f"""{"W" * 90} and a [link that is long](https://example.org/{"path/" * 30}).
+
+```
+{"a line of code that does not end " * 6}
+```
+
+| {" | ".join(f"column {n}" for n in range(12))} |
+|{"---|" * 12}
+| {" | ".join(f"value {n}" for n in range(12))} |
+"""
+
+
+class Pictures:
+    """One window, with the steps that lead to each page."""
+
+    def __init__(self, page: Page, directory: Path, suffix: str) -> None:
+        self._page, self._directory, self._suffix = page, directory, suffix
+        self.narrow = page.viewport_size == WIDTHS["narrow"]
+
+    def take(self, name: str) -> None:
+        """Write a picture of what the window shows."""
+        self._page.wait_for_timeout(150)
+        self._page.screenshot(path=self._directory / f"{name}-{self._suffix}.png")
+
+    def all(self) -> None:
+        """Every page and state, in the order in which a person meets them."""
+        page = self._page
+        page.goto("/")
+        self.take("home-first-visit")
+        begin(page, "Tell me everything")
+        page.wait_for_selector(".message--running h1")
+        page.wait_for_timeout(700)
+        self.take("chat-answering")
+        expect(page.locator(DONE)).to_have_count(1)
+        self.take("chat")
+        page.locator("#conversation").evaluate("(box) => box.scrollTo(0, 0)")
+        self.take("chat-top")
+        chat = page.url
+        say(page, REPEAT + HARD)
+        self.take("chat-hard-text")
+        for phase in ("restoring", "reading"):
+            page.fill("#composer-text", HOLD + phase)
+            page.press("#composer-text", "Enter")
+            page.wait_for_selector(f".message__status:has-text('{phase}')")
+            self.take(f"chat-{phase}")
+            page.click(".message__stop")
+            page.wait_for_selector(".message--running", state="detached")
+        self.take("chat-stopped")
+        page.fill("#composer-text", "Too long. " * 9000)
+        page.press("#composer-text", "Enter")
+        page.wait_for_selector(".problem")
+        self.take("chat-refused")
+        for title in ("How bread rises", "Плавильный котёл", "A log file, line by line"):
+            begin(page, f"{REPEAT}{title}")
+            expect(page.locator(DONE)).to_have_count(1)
+        self.take("chat-short")
+        if self.narrow:
+            page.click(".topbar__toggle")
+            self.take("drawer")
+            page.keyboard.press("Escape")
+        page.click(".topbar__help")
+        self.take("shortcuts")
+        for name, path in self._plain_pages(chat).items():
+            page.goto(path)
+            page.wait_for_timeout(300)
+            self.take(name)
+
+    def _plain_pages(self, chat: str) -> dict[str, str]:
+        return {
+            "home": "/",
+            "latency": "/latency",
+            "chat-latency": f"{chat}/latency",
+            "not-found": "/chats/none",
+        }
+
+
+def main(directory: Path) -> None:
+    """Write all pictures."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model_dir = set_up_embedded_model(ROOT / "data", print)
+    script = ROOT / "tests" / "e2e" / "scripted_server.py"
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+        command = [str(script), f"{home}/data", str(model_dir)]
+        server = ServerProcess(command, Path(home) / "log", wait_s=60)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        try:
+            for (width, size), scheme in product(WIDTHS.items(), SCHEMES):
+                context = browser.new_context(
+                    base_url=server.url, viewport=size, color_scheme=scheme
+                )
+                Pictures(context.new_page(), directory, f"{width}-{scheme}").all()
+                context.close()
+        finally:
+            browser.close()
+            server.stop()
+    print(f"{len(list(directory.glob('*.png')))} pictures are in {directory}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
