@@ -27,12 +27,17 @@ from engine.messages import (
     Status,
     Submit,
     ToEngine,
+    TokenLogprobs,
     Warm,
 )
+from engine.model.constraints import Grammars
+from engine.model.logprobs import token_logprobs
 from engine.model.output import OutputText
-from engine.model.sampler import PenaltyState, sample
+from engine.model.sampler import sample
+from engine.model.shaping import Shaping
 from engine.request import Request, State, Work, now
 from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.memory_only import without_memory_only
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,7 @@ class Engine:
         self, config: EngineConfig, store: ChunkStore | None, emit: Callable[[FromEngine], None]
     ) -> None:
         """Load the model and make ready. Raises ModelError, and ValueError for a bad setting."""
+        store = None if store is None else without_memory_only(store)
         parts = load(config, store)
         self.info = parts.info
         self.context_length = parts.info.context_length
@@ -59,6 +65,7 @@ class Engine:
         self.scheduler = parts.scheduler
         self._recorder = parts.recorder
         self._eos = parts.eos_token_ids
+        self._grammars = Grammars(parts.tokenizer, parts.info.vocab_size, parts.eos_token_ids)
         self._config = config
         self._store = store
         self._emit = emit
@@ -113,13 +120,15 @@ class Engine:
             self._fail(request, "queue_full", f"{len(self._requests)} requests run or wait")
         else:
             request.text = OutputText(self.tokenizer, submit.sampling.stop)
-            request.penalty = PenaltyState.for_request(
-                submit.sampling, [*submit.prefix_ids, *request.prompt]
-            )
+            try:
+                request.shaping = Shaping.for_request(submit, self._grammars)
+            except ValueError as error:
+                self._fail(request, "internal", f"the grammar cannot be used: {error}")
+                return
             for token in request.prompt[len(request.prompt) - submit.answered :]:
                 request.text.push(token)
-                if request.penalty is not None:
-                    request.penalty.push(token)
+                if request.shaping is not None:
+                    request.shaping.push(token)
             self._requests[request.id] = request
             self.scheduler.waiting.append(request)
             self._emit(
@@ -273,7 +282,7 @@ class Engine:
         if not requests:
             return
         positions = [r.sequence.position + len(r.sequence) for r in requests]
-        states = [r.penalty for r in requests]
+        states = [r.shaping for r in requests]
         tokens = sample(
             logits,
             [r.sampling for r in requests],
@@ -281,22 +290,27 @@ class Engine:
             states,
             [r.submit.candidate for r in requests],
         )
+        scores = token_logprobs(logits, tokens, [r.submit.top_logprobs for r in requests])
         at = now()
-        for request, token in zip(requests, tokens.tolist(), strict=True):
-            self._push(request, token, at)
+        for request, token, score in zip(requests, tokens.tolist(), scores, strict=True):
+            self._push(request, token, at, score)
 
-    def _push(self, request: Request, token: int, at: float) -> None:
+    def _push(self, request: Request, token: int, at: float, score: TokenLogprobs | None) -> None:
         timing = request.timing
         if timing.first_token is None:
             timing.first_token = at
+        if request.shaping is not None and (fault := request.shaping.fault):
+            self.scheduler.finish(request)
+            self._fail(request, "internal", f"the answer's grammar was given up: {fault}")
+            return
         if token in self._eos:
             self._finish(request, "eos")
             return
         timing.tokens.append(at)
         request.output.append(token)
         request.sequence.ids.append(token)
-        if request.penalty is not None:
-            request.penalty.push(token)
+        if request.shaping is not None:
+            request.shaping.push(token)
         assert request.text is not None, "a running request has no text"
         text, stopped = request.text.push(token)
         full = request.sequence.position + len(request.sequence) >= self.context_length
@@ -305,7 +319,8 @@ class Engine:
             finish = "stop"
         elif full or len(request.output) >= request.sampling.max_tokens:
             finish = "length"
-        self._emit(Delta(request_id=request.id, token_ids=[token], text=text))
+        scores = None if score is None else [score]
+        self._emit(Delta(request_id=request.id, token_ids=[token], text=text, logprobs=scores))
         if finish is not None:
             self._finish(request, finish)
 

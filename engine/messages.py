@@ -15,6 +15,9 @@ FinishReason = Literal["eos", "stop", "length", "cancelled"]
 FailureKind = Literal["context_overflow", "queue_full", "internal", "engine_died"]
 
 
+MEMORY_ONLY = "m-"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. Noise depends on seed, candidate and position alone."""
 
@@ -38,7 +41,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     token was never run).
     Prefixes share their common beginning within a scope and never across scopes. Turns of one
     chat that run at once are candidates: the same ids, each with its own number, and the chat's
-    K/V held and read once for all of them.
+    K/V held and read once for all of them. A chat whose id begins with `MEMORY_ONLY` is never
+    written to disk (its prefix would be: it has none).
     """
 
     request_id: str
@@ -51,6 +55,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prefix_scope: str = ""  # whose prefix it is: an assistant
     candidate: int = 0  # sampling noise is a function of (seed, candidate, position)
     answered: int = 0  # of the last tokens: those of an answer that is gone on with
+    top_logprobs: int | None = None  # likeliest tokens told beside each chosen one; None: nothing
+    logit_bias: dict[int, float] = {}  # added to the logits of these token ids
+    grammar: str = ""  # what the answer must match, as `engine.model.constraints` writes it
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -116,6 +123,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     total: int = 0
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of probabilities, before temperature, penalties, bias and grammar."""
+
+    logprob: float  # of the token chosen
+    top: list[tuple[int, float]]  # the likeliest ones, best first
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """New token ids and the text that became certain; text may lag behind ids.
 
@@ -126,6 +140,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
     token_ids: list[int]
     text: str
+    logprobs: list[TokenLogprobs] | None = None  # of each of token_ids, when asked for
 
 
 class TurnStats(msgspec.Struct, frozen=True, kw_only=True):

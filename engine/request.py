@@ -13,7 +13,7 @@ from engine.messages import Submit, TurnStats
 
 if TYPE_CHECKING:
     from engine.model.output import OutputText
-    from engine.model.sampler import PenaltyState
+    from engine.model.shaping import Shaping
     from engine.restoration.restore import RestoreJob
 
 
@@ -108,7 +108,7 @@ class Request(Work):
         self.prompt = [*submit.history_ids, *submit.new_ids]
         self.output: list[int] = []
         self.text: OutputText | None = None
-        self.penalty: PenaltyState | None = None
+        self.shaping: Shaping | None = None
         self.history_end = min(submit.history_computed, len(self.prompt) - 1)
         # what the record of the turn needs
         self.timing = Timing(received)

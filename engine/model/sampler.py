@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,13 @@ _MIN_TEMPERATURE = 1e-6
 # Candidates are gathered by weight relative to the best token's; the last step takes all that
 # have any. Most rows need the first only, so nothing like the whole vocabulary is sorted.
 _FLOORS = (1e-2, 1e-3, 1e-4, 1e-6, np.finfo(np.float32).smallest_subnormal)
+
+
+class LogitShaper(Protocol):
+    """Changes one request's logits before a token is chosen from them."""
+
+    def apply(self, row: Row) -> None:
+        """`row` [vocab_size] fp32, written; at least one entry stays finite."""
 
 
 class PenaltyState:
@@ -89,19 +96,19 @@ def sample(
     logits: Tensor,
     params: Sequence[SamplingParams],
     positions: Sequence[int],
-    penalties: Sequence[PenaltyState | None] | None = None,
+    shapers: Sequence[LogitShaper | None] | None = None,
     candidates: Sequence[int] | None = None,
 ) -> npt.NDArray[np.int64]:
     """The next token of each row, [batch] int64.
 
     `logits` [batch, vocab_size] fp32 is not written. `positions` are those that the new tokens
     will have; `candidates` (default 0) tell rows of one prompt and seed apart. A row's token
-    depends on its own logits, parameters, position, penalties and candidate only.
+    depends on its own logits, parameters, position, shaper and candidate only.
     Temperature 0 is greedy (the lowest id of equal logits). Otherwise, as in transformers:
-    penalties, temperature, top-k, top-p, min-p. Raises ValueError when a row that is to be
+    shaper, temperature, top-k, top-p, min-p. Raises ValueError when a row that is to be
     sampled has no finite maximum.
     """
-    states = [None] * len(params) if penalties is None else penalties
+    states = [None] * len(params) if shapers is None else shapers
     numbers = [0] * len(params) if candidates is None else candidates
     if not len(logits) == len(params) == len(positions) == len(states) == len(numbers):
         raise ValueError(f"{len(logits)} rows of logits for {len(params)} requests")

@@ -142,6 +142,15 @@ class ChatTokenizer:
         pieces = self._pieces_bytes
         return b"".join(_bytes_of(pieces, token_id) for token_id in ids).decode("utf-8", "replace")
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; none for special tokens."""
+        return _bytes_of(self._pieces_bytes, token_id)
+
+    def name_of(self, token_id: int) -> str:
+        """A token for people: its text, the name of a special one."""
+        data = self.bytes_of(token_id)
+        return data.decode("utf-8", "replace") or self._full.id_to_token(token_id) or ""
+
     def incremental(self) -> IncrementalDecoder:
         """A decoder for one answer."""
         return IncrementalDecoder(self._pieces_bytes)
