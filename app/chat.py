@@ -1,47 +1,41 @@
-"""The life of a turn, from the posted text to the stored answer and its measurements.
+"""What people do in chats: ask, ask otherwise, have it answered again, go on, stop, leave.
 
-    text checked -> place in the engine's queue -> token ids -> context checked
-    -> user's message and empty answer committed -> submitted -> events into the live turn
-    -> progress saved about every second -> answer and latency record committed
+    text checked -> places in the engine's queue -> token ids -> context checked
+    -> user's message, empty answers and their turns committed -> submitted (`app.turn_runner`)
 
 A turn belongs to the server: it goes on when nobody watches. Only Stop, the deletion of its chat,
-the engine's death or the end of the server cut it short.
+the engine's death or the end of the server cut it short. Of a chat one group of turns runs at a
+time: one answer, or candidates for it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
-import logging
-import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from app.faults import ChatMoved, InvalidField, NotRetryable, WrongModel
+from app.carry_over import carry_over
+from app.faults import ChatMoved, InvalidField, NotContinuable, NotRetryable
 from app.message_text import clean_text, title_of
-from app.streams import LiveTurn, TurnHub
-from app.turn_records import Outcome, history_of, outcome_of
+from app.prompts import Prompt, Prompts
+from app.queued_messages import QueuedMessages
+from app.streams import TurnHub
+from app.turn_records import RETRYABLE, can_go_on, history_of
+from app.turn_runner import TurnRunner
 from app.upkeep import Upkeep
-from engine.client import Engine, Reservation, TurnStream
-from engine.errors import ContextOverflow, EngineUnavailable
-from engine.messages import Delta, Done, Failed, SamplingParams, Status, Submit, Warm
+from engine.client import Engine, Reservation
+from engine.errors import EngineUnavailable
+from engine.messages import Warm
 from engine.model.tokenizer import ChatTokenizer
-from sessions.errors import NotFound, TurnRunning
-from sessions.records import Chat, Message, Prefix, Turn
+from sessions.errors import AlreadyQueued, NotFound, NotRunning, TurnRunning
+from sessions.records import Chat, Message, QueuedMessage, Turn
 from sessions.repository import Repository
 
-logger = logging.getLogger(__name__)
-
-STORE_AGAIN_S = (1.0, 2.0, 5.0, 15.0, 30.0)  # then every 30 s
-RETRYABLE = frozenset({"interrupted", "failed", "stopped"})
+MAX_ANSWERS = 4  # to one question at once
 
 
 class ChatService:
-    """Owns the tasks that feed running turns. Event loop only."""
+    """Owns which chats are about to begin a turn. Event loop only."""
 
     def __init__(
         self,
@@ -55,111 +49,223 @@ class ChatService:
     ) -> None:
         self._repository = repository
         self._engine = engine
-        self._tokenizer = tokenizer
         self._hub = hub
         self._upkeep = upkeep
         self._max_message_chars = max_message_chars
-        self._starting: set[str] = set()  # chats between check and commit of a turn
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._closing = False
+        self._prompts = Prompts(repository=repository, engine=engine, tokenizer=tokenizer)
+        self._starting: set[str] = set()  # chats between check and commit of their turns
+        self.queued = QueuedMessages(repository=repository, send=self.send_queued)
+        self._runner = TurnRunner(
+            repository=repository, engine=engine, hub=hub, after_end=self.queued.answer_ended
+        )
 
     @property
     def context_limit(self) -> int:
-        return self._engine.info.context_length
+        return self._prompts.context_limit
 
     # Starting turns
 
     async def start_chat(
-        self, user_id: str, assistant_id: str, raw_text: str, *, received_at: float
+        self,
+        user_id: str,
+        assistant_id: str,
+        raw_text: str,
+        *,
+        answers: int = 1,
+        received_at: float,
     ) -> Turn:
-        """Begin a chat with its first turn.
+        """Begin a chat with its first turn; returns that, or the first of its candidates.
 
         Raises InvalidField, QueueFull, EngineUnavailable, ContextOverflow.
         """
         text = clean_text(raw_text, self._max_message_chars)
-        with self._place() as reservation:
+        with self._places(answers) as places:
             known = {one.id: one for one in await self._repository.assistants(user_id)}
             if assistant_id not in known:
                 raise InvalidField("assistant_id", "Choose one of the assistants shown.")
-            version = await self._repository.assistant_version(assistant_id)
-            prefix_ids = await asyncio.to_thread(self._tokenizer.prefix_ids, version.system_prompt)
-            new_ids = await asyncio.to_thread(self._tokenizer.user_ids, text, first=True)
-            sampling = self._sampling(known[assistant_id].sampling)
-            sampling = self._fit(len(prefix_ids) + len(new_ids), sampling)
-            prefix = await self._repository.prefix(version.id, self._tokenizer.digest, prefix_ids)
-            turn = await self._repository.start_chat(
+            prompt = await self._prompts.of_new_chat(known[assistant_id], text)
+            turns = await self._repository.start_chat(
                 user_id,
-                prefix.id,
+                prompt.prefix.id,
                 title_of(text),
                 user_text=text,
-                user_token_ids=new_ids,
-                sampling=msgspec.to_builtins(sampling),
+                user_token_ids=prompt.new_ids,
+                sampling=prompt.settings,
+                candidates=answers,
             )
-            self._submit(turn, prefix, [], new_ids, sampling, reservation, received_at)
-        return turn
+            self._run(turns, prompt, places, received_at)
+        return turns[0]
 
-    async def send_message(
-        self, chat: Chat, parent_id: str | None, raw_text: str, *, received_at: float
-    ) -> Turn:
-        """Append a message to the chat's active branch and begin its answer.
+    async def send(
+        self,
+        chat: Chat,
+        parent_id: str | None,
+        raw_text: str,
+        *,
+        answers: int = 1,
+        received_at: float,
+    ) -> list[Turn]:
+        """Append a message to the chat's active branch and begin its answers.
 
-        Raises ChatMoved when `parent_id` is no longer the last message, TurnRunning, InvalidField,
-        WrongModel, QueueFull, EngineUnavailable, ContextOverflow.
+        One that follows an answer which is still being written is queued: no turn is returned.
+        Raises ChatMoved when `parent_id` is no longer the last message, TurnRunning,
+        AlreadyQueued, InvalidField, WrongModel, QueueFull, EngineUnavailable, ContextOverflow.
         """
         text = clean_text(raw_text, self._max_message_chars)
-        with self._place() as reservation, self._only_one(chat.id):
-            if await self._repository.running_turn(chat.id) is not None:
-                raise TurnRunning(chat.id)
+        running = {turn.message_id for turn in await self._repository.running_turns(chat.id)}
+        if parent_id in running:
+            with contextlib.suppress(NotRunning):  # it has ended just now
+                await self._repository.queue_message(chat.id, text)
+                return []
+        elif running:
+            raise TurnRunning(chat.id)
+        waiting = await self._repository.queued_message(chat.id)
+        if waiting is not None and waiting.problem is None:
+            raise AlreadyQueued(chat.id)
+        with self._places(answers) as places, self._only_one(chat.id):
             path = await self._repository.path(chat.id)
             if parent_id != (path[-1].id if path else None):
                 raise ChatMoved(chat.id)
-            prefix = await self._prefix(chat)
-            new_ids = await asyncio.to_thread(self._tokenizer.user_ids, text, first=not path)
-            used = len(prefix.token_ids) + sum(len(one.token_ids) for one in path) + len(new_ids)
-            sampling = self._fit(used, await self._sampling_of(chat))
-            turn = await self._repository.start_turn(
+            prompt = await self._prompts.of_message(chat, path, text)
+            return await self._ask(chat, parent_id, text, prompt, answers, places, received_at)
+
+    async def edit(
+        self,
+        chat: Chat,
+        message_id: str,
+        raw_text: str,
+        *,
+        answers: int = 1,
+        received_at: float,
+    ) -> list[Turn]:
+        """Ask otherwise: a branch beside a user's message of the active one, and its answers.
+
+        Raises ChatMoved when that message is not on the active branch, and as `send`.
+        """
+        text = clean_text(raw_text, self._max_message_chars)
+        with self._places(answers) as places, self._only_one(chat.id):
+            path = await self._repository.path(chat.id)
+            before = _before(chat, path, message_id, "user")
+            prompt = await self._prompts.of_message(chat, before, text)
+            parent_id = before[-1].id if before else None
+            return await self._ask(chat, parent_id, text, prompt, answers, places, received_at)
+
+    async def send_queued(self, chat: Chat, queued: QueuedMessage) -> None:
+        """Append the queued message to the active branch and begin its answer.
+
+        Raises NotFound when it was withdrawn meanwhile, and as `send`.
+        """
+        with self._places(1) as places, self._only_one(chat.id):
+            path = await self._repository.path(chat.id)
+            prompt = await self._prompts.of_message(chat, path, queued.text)
+            turn = await self._repository.start_queued(
                 chat.id,
-                parent_id=parent_id,
-                user_text=text,
-                user_token_ids=new_ids,
-                sampling=msgspec.to_builtins(sampling),
+                parent_id=path[-1].id,
+                user_text=queued.text,
+                user_token_ids=prompt.new_ids,
+                sampling=prompt.settings,
             )
-            self._submit(turn, prefix, path, new_ids, sampling, reservation, received_at)
-        return turn
+            self._run([turn], prompt, places, time.monotonic())
+
+    async def answer_again(
+        self, chat: Chat, message_id: str, *, answers: int = 1, received_at: float
+    ) -> list[Turn]:
+        """Have a user's message answered again, beside an answer of the active branch.
+
+        Raises ChatMoved when that answer is not on it, TurnRunning, WrongModel, QueueFull,
+        EngineUnavailable, ContextOverflow.
+        """
+        with self._places(answers) as places, self._only_one(chat.id):
+            path = await self._repository.path(chat.id)
+            asked = _before(chat, path, message_id, "assistant")
+            prompt = await self._prompts.of_question(chat, asked)
+            turns = await self._repository.answer_again(
+                chat.id, message_id, prompt.settings, candidates=answers
+            )
+            await self._repository.set_queue_problem(chat.id, None)
+            self._run(turns, prompt, places, received_at)
+        return turns
 
     async def retry(self, chat: Chat, message_id: str, *, received_at: float) -> Turn:
         """Answer the last user's message again, beside the answer that was cut short.
 
-        Raises NotRetryable, TurnRunning, WrongModel, QueueFull, EngineUnavailable, ContextOverflow.
+        Raises NotRetryable when it was not, and as `answer_again`.
         """
-        with self._place() as reservation, self._only_one(chat.id):
-            path = await self._repository.path(chat.id)
-            if len(path) < 2 or path[-1].id != message_id or path[-1].status not in RETRYABLE:
-                raise NotRetryable(chat.id)
-            *before, question, _ = path
-            prefix = await self._prefix(chat)
-            used = len(prefix.token_ids) + sum(len(one.token_ids) for one in path[:-1])
-            sampling = self._fit(used, await self._sampling_of(chat))
-            turn = await self._repository.retry_turn(
-                chat.id, message_id, msgspec.to_builtins(sampling)
-            )
-            new_ids = question.token_ids
-            self._submit(turn, prefix, before, new_ids, sampling, reservation, received_at)
+        path = await self._repository.path(chat.id)
+        if len(path) < 2 or path[-1].id != message_id or path[-1].status not in RETRYABLE:
+            raise NotRetryable(chat.id)
+        [turn] = await self.answer_again(chat, message_id, received_at=received_at)
         return turn
 
+    async def go_on(self, chat: Chat, message_id: str, *, received_at: float) -> Turn:
+        """Have the model go on with the last answer, which was cut short, in the same message.
+
+        Raises NotContinuable, TurnRunning, WrongModel, QueueFull, EngineUnavailable,
+        ContextOverflow.
+        """
+        with self._places(1) as places, self._only_one(chat.id):
+            path = await self._repository.path(chat.id)
+            before = await self._repository.turn_of(chat.id, message_id)
+            if not path or path[-1].id != message_id or not can_go_on(path[-1]) or not before:
+                raise NotContinuable(chat.id)
+            prompt = await self._prompts.of_answer(chat, path, before)
+            so_far = self._prompts.certain_text(path[-1], prompt)
+            turn = await self._repository.continue_turn(chat.id, message_id, prompt.settings)
+            await self._repository.set_queue_problem(chat.id, None)
+            submit = prompt.submit(turn, path[-1].candidate)
+            self._runner.start([(turn, submit, places[0])], received_at=received_at, so_far=so_far)
+        return turn
+
+    async def _ask(
+        self,
+        chat: Chat,
+        parent_id: str | None,
+        text: str,
+        prompt: Prompt,
+        answers: int,
+        places: Sequence[Reservation],
+        received_at: float,
+    ) -> list[Turn]:
+        turns = await self._repository.start_turns(
+            chat.id,
+            parent_id=parent_id,
+            user_text=text,
+            user_token_ids=prompt.new_ids,
+            sampling=prompt.settings,
+            candidates=answers,
+        )
+        self._run(turns, prompt, places, received_at)
+        return turns
+
+    def _run(
+        self,
+        turns: Sequence[Turn],
+        prompt: Prompt,
+        places: Sequence[Reservation],
+        received_at: float,
+    ) -> None:
+        group = [
+            (turn, prompt.submit(turn, candidate), place)
+            for candidate, (turn, place) in enumerate(zip(turns, places, strict=True))
+        ]
+        self._runner.start(group, received_at=received_at)
+
     @contextlib.contextmanager
-    def _place(self) -> Iterator[Reservation]:
-        """A place in the engine's queue, given back unless a turn was submitted with it."""
-        reservation = self._engine.reserve()
+    def _places(self, count: int) -> Iterator[list[Reservation]]:
+        """Places in the engine's queue, given back unless turns were submitted with them."""
+        places: list[Reservation] = []
         try:
-            yield reservation
+            for _ in range(count):
+                places.append(self._engine.reserve())
+            yield places
         except BaseException:
-            reservation.release()
+            for place in places:
+                place.release()
             raise
 
     @contextlib.contextmanager
     def _only_one(self, chat_id: str) -> Iterator[None]:
-        """Of two requests at once to start a turn of a chat, the second raises TurnRunning."""
+        """Of two requests at once to start turns of a chat, the second raises TurnRunning."""
         if chat_id in self._starting:
             raise TurnRunning(chat_id)
         self._starting.add(chat_id)
@@ -168,147 +274,78 @@ class ChatService:
         finally:
             self._starting.discard(chat_id)
 
-    async def _prefix(self, chat: Chat) -> Prefix:
-        prefix = await self._repository.prefix_by_id(chat.prefix_id)
-        if prefix.tokenizer_digest != self._tokenizer.digest:
-            raise WrongModel(chat.id)
-        return prefix
-
-    def _sampling(self, overrides: Mapping[str, Any]) -> SamplingParams:
-        return SamplingParams(**{"seed": secrets.randbits(31), **overrides})
-
-    async def _sampling_of(self, chat: Chat) -> SamplingParams:
-        known = await self._repository.assistants(chat.user_id)
-        overrides = next((one.sampling for one in known if one.id == chat.assistant_id), {})
-        return self._sampling(overrides)
-
-    def _fit(self, num_tokens: int, sampling: SamplingParams) -> SamplingParams:
-        """Cut `max_tokens` to what the context still holds. Raises ContextOverflow if nothing."""
-        room = self.context_limit - num_tokens
-        if room < 1:
-            raise ContextOverflow(num_tokens, self.context_limit)
-        return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
-
     # Running turns
-
-    def _submit(
-        self,
-        turn: Turn,
-        prefix: Prefix,
-        path: Sequence[Message],
-        new_ids: list[int],
-        sampling: SamplingParams,
-        reservation: Reservation,
-        received_at: float,
-    ) -> None:
-        history_ids, history_computed = history_of(path)
-        live = self._hub.open(turn_id=turn.id, chat_id=turn.chat_id, message_id=turn.message_id)
-        submit = Submit(
-            request_id=turn.id,
-            chat_id=turn.chat_id,
-            prefix_ids=prefix.token_ids,
-            history_ids=history_ids,
-            history_computed=history_computed,
-            new_ids=new_ids,
-            sampling=sampling,
-        )
-        events = self._engine.submit(submit, reservation)
-        self._tasks[turn.id] = asyncio.create_task(
-            self._run(live, events, received_at), name=f"turn {turn.id}"
-        )
-
-    async def _run(self, live: LiveTurn, events: TurnStream, received_at: float) -> None:
-        """Feed the live turn from the engine until its end, then store the answer."""
-        first_token_at: float | None = None
-        end: Done | Failed | None = None
-        try:
-            async for event in events:
-                match event:
-                    case Status():
-                        live.set_status(event.phase, event.done, event.total)
-                    case Delta():
-                        if first_token_at is None and event.token_ids:
-                            first_token_at = time.monotonic()
-                        live.append(event.text, event.token_ids)
-                    case Done() | Failed():
-                        end = event
-        except asyncio.CancelledError:
-            logger.info("turn %s is cut off", live.turn_id)
-        server_ttft_ms = None if first_token_at is None else (first_token_at - received_at) * 1e3
-        outcome = outcome_of(end, self._engine.info, server_ttft_ms)
-        try:
-            await self._store_end(live, outcome)
-        finally:
-            self._tasks.pop(live.turn_id, None)
-            self._hub.close(live)
-
-    async def _store_end(self, live: LiveTurn, outcome: Outcome) -> None:
-        """Store the answer; a database that refuses (a full disk) is asked again and again.
-
-        When the server ends meanwhile, the saved progress stands and the next start marks the
-        answer as interrupted.
-        """
-        for delay_s in itertools.chain(STORE_AGAIN_S, itertools.repeat(STORE_AGAIN_S[-1])):
-            try:
-                await self._repository.finish_turn(
-                    live.turn_id,
-                    status=outcome.status,
-                    finish_reason=outcome.finish_reason,
-                    error=outcome.error,
-                    text=live.text,
-                    token_ids=live.token_ids,
-                    latency=outcome.latency,
-                )
-                return
-            except Exception:
-                logger.exception("the end of turn %s could not be stored", live.turn_id)
-            if self._closing:
-                return
-            await asyncio.sleep(delay_s)
 
     async def stop(self, turn_id: str) -> None:
         """Stop a turn; returns when the engine confirmed it and the answer so far is stored."""
-        live = self._hub.get(turn_id)
-        if live is not None:
-            await self._engine.cancel(turn_id)
-            await live.wait_ended()
+        await self._runner.stop(turn_id)
+
+    async def stop_all(self, chat_id: str) -> None:
+        """Stop every turn of a chat, as `stop` does."""
+        await self._runner.stop_all(chat_id)
 
     # Chats as a whole
+
+    async def select(self, chat: Chat, message_id: str) -> None:
+        """Show the branch of a message, down to its newest end, and go on from there.
+
+        Raises NotFound, and TurnRunning unless it is one of the answers that run.
+        """
+        running = await self._repository.running_turns(chat.id)
+        if running and message_id not in {turn.message_id for turn in running}:
+            raise TurnRunning(chat.id)
+        await self._repository.select_branch(chat.id, message_id)
+
+    async def carry_over(self, chat: Chat) -> Chat:
+        """A new chat with the same assistant, which begins with the last exchanges of this one.
+
+        Raises TurnRunning.
+        """
+        with self._only_one(chat.id):
+            if await self._repository.running_turns(chat.id):
+                raise TurnRunning(chat.id)
+            return await carry_over(self._repository, self._prompts, chat)
 
     async def warm(self, chat: Chat) -> None:
         """Have the state of a chat that is being looked at brought back; a hint, never an error."""
         if self._hub.of_chat(chat.id) is not None:
             return
-        with contextlib.suppress(EngineUnavailable, WrongModel, NotFound):
-            prefix = await self._prefix(chat)
+        with contextlib.suppress(EngineUnavailable, NotFound):
+            prefix = await self._repository.prefix_by_id(chat.prefix_id)
             history_ids, computed = history_of(await self._repository.path(chat.id))
+            if prefix.tokenizer_digest != self._prompts.tokenizer_digest:
+                return
             await self._engine.warm(
                 Warm(
                     chat_id=chat.id,
                     prefix_ids=prefix.token_ids,
                     history_ids=history_ids[:computed],
+                    prefix_scope=chat.assistant_id,
                 )
             )
 
     async def delete(self, user_id: str, chat_id: str) -> bool:
-        """Stop what runs, purge the rows, then have the engine drop what it holds.
+        """Stop what runs, delete the chat, then have the engine drop what it holds.
 
         False when there is no such chat of this user.
         """
         if await self._repository.chat(user_id, chat_id) is None:
             return False
         with self._only_one(chat_id):
-            live = self._hub.of_chat(chat_id)
-            if live is not None:
-                await self.stop(live.turn_id)
+            await self.stop_all(chat_id)
             deleted = await self._repository.delete_chat(user_id, chat_id)
         await self._upkeep.forget_deleted()
         return deleted
 
     async def close(self) -> None:
         """End every running turn as interrupted, with what it has."""
-        self._closing = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.queued.close()
+        await self._runner.close()
+
+
+def _before(chat: Chat, path: Sequence[Message], message_id: str, role: str) -> list[Message]:
+    """The messages of a path before one of this role. Raises ChatMoved when it is not there."""
+    for number, message in enumerate(path):
+        if message.id == message_id and message.role == role:
+            return list(path[:number])
+    raise ChatMoved(chat.id)

@@ -10,11 +10,19 @@ from litestar.enums import MediaType
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
-from app.faults import ChatMoved, Fault, InvalidField, NoSuchPage, NotRetryable, WrongModel
+from app.faults import (
+    ChatMoved,
+    Fault,
+    InvalidField,
+    NoSuchPage,
+    NotContinuable,
+    NotRetryable,
+    WrongModel,
+)
 from app.services import HTTPRequest, is_fragment
 from app.views import Problem, Views
 from engine.errors import ContextOverflow, EngineUnavailable, QueueFull
-from sessions.errors import NotFound, SessionsError, StaleParent, TurnRunning
+from sessions.errors import AlreadyQueued, NotFound, SessionsError, StaleParent, TurnRunning
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +69,11 @@ def problem_of(error: Exception) -> Problem:
         case StaleParent() | ChatMoved():
             text = "This chat went on in another tab or device since this page was loaded."
             return _moved(text, error.chat_id)
-        case NotRetryable():
+        case AlreadyQueued():
+            text = "One message of this chat waits for its answer already; it keeps one."
+            hint = "Withdraw that one, or wait until it was sent; your text is still here."
+            return _moved(text, error.chat_id, hint=hint)
+        case NotRetryable() | NotContinuable():
             return _moved(str(error), error.chat_id, hint="")
         case WrongModel():
             return Problem(

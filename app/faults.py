@@ -38,6 +38,16 @@ class NotRetryable(Fault):
         self.chat_id = chat_id
 
 
+class NotContinuable(Fault):
+    """The model can go on only with the last answer, and only where something cut it short."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__(
+            "Only the last answer can be gone on with, and only when it was cut short."
+        )
+        self.chat_id = chat_id
+
+
 class WrongModel(Fault):
     """The chat's token ids are of another tokenizer than that of the model that is running."""
 

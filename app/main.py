@@ -18,6 +18,8 @@ from app.assets import STATIC, AssetUrls, keep_versioned_assets
 from app.assistants.loader import builtin_assistants
 from app.chat import ChatService
 from app.errors import EXCEPTION_HANDLERS
+from app.history.importer import Importer
+from app.history.purger import Purger
 from app.routes import ROUTE_HANDLERS
 from app.security import SecurityPlugin
 from app.services import Services, provide_services, stamp_receipt
@@ -101,6 +103,12 @@ async def _running(
             upkeep=upkeep,
             max_message_chars=settings.max_message_chars,
         )
+        purger = Purger(
+            repository=repository, forget=upkeep.forget_deleted, backup_dir=settings.backup_dir
+        )
+        importer = Importer(
+            repository=repository, tokenizer=tokenizer, context_limit=lambda: chat.context_limit
+        )
         app.state.repository = repository
         app.state.views = views
         app.state.services = Services(
@@ -112,13 +120,17 @@ async def _running(
             chat=chat,
             views=views,
             submissions=Submissions(),
+            importer=importer,
         )
+        chat.queued.begin()
         try:
             with _streams_end_on_signals(hub):
                 yield
         finally:
             hub.end_streams()
+            await importer.close()
             await chat.close()
+            await purger.close()
             await upkeep.close()
     finally:
         await engine.close()

@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.chat import ChatService
+from app.history.importer import Importer
 from app.settings import Settings
 from app.streams import TurnHub
 from app.submissions import Submissions
@@ -36,6 +37,7 @@ class Services:
     chat: ChatService
     views: Views
     submissions: Submissions
+    importer: Importer
 
 
 UseServices = NamedDependency[Services]

@@ -12,19 +12,38 @@ from sessions.records import EndStatus, Latency, Message
 
 TOO_BUSY = "The server was too busy to take this question."
 CUT_OFF = "The answer was cut off when the server stopped."
+RETRYABLE = frozenset({"interrupted", "failed", "stopped"})
 
 
 def history_of(path: Sequence[Message]) -> tuple[list[int], int]:
     """The token ids of a path that ends in an answer, and how many leading ones have had K/V.
 
-    The last sampled token was run through the model only if the model itself ended the answer;
-    if none was sampled, maybe not even the question was run.
+    Of the last answer that was made in this chat, the last sampled token was run through the
+    model only if the model itself ended it; if none was sampled, maybe not even its question was.
+    What was carried over or imported, and follows it, has never been run.
     """
     ids = [token for message in path for token in message.token_ids]
-    if not path or path[-1].finish_reason == "eos":
-        return ids, len(ids)
-    question, answer = path[-2:]
-    return ids, len(ids) - (1 if answer.token_ids else len(question.token_ids))
+    made = [number for number, message in enumerate(path) if _was_made_here(message)]
+    if not made:
+        return ids, 0
+    number = made[-1]
+    count = sum(len(message.token_ids) for message in path[: number + 1])
+    answer = path[number]
+    if answer.finish_reason != "eos":
+        count -= 1 if answer.token_ids else len(path[number - 1].token_ids)
+    return ids, count
+
+
+def _was_made_here(message: Message) -> bool:
+    ended_otherwise = message.status != "complete" or message.finish_reason is not None
+    return message.role == "assistant" and ended_otherwise
+
+
+def can_go_on(message: Message) -> bool:
+    """Whether the model can go on with an answer: it has tokens, and no end of its own."""
+    if message.role != "assistant" or not message.token_ids:
+        return False
+    return message.status in RETRYABLE or message.finish_reason == "length"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,15 @@ from litestar import Request
 from markupsafe import Markup
 
 from app.assets import AssetUrls
+from app.conversation_views import AnswerView, note_of
+from app.live_turn import LiveTurn
 from app.rendering import FinishedHtml, render_markdown
 from app.security import csrf_token
-from app.streams import LiveTurn
-from sessions.records import Chat, Latency, Message
+from app.timeline import timelines_of
+from app.turn_records import RETRYABLE, can_go_on
+from sessions.records import Latency, Message
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
-NOTES = {
-    "stopped": "You stopped this answer.",
-    "interrupted": "This answer was interrupted.",
-    "failed": "This answer failed.",
-}
-RETRYABLE = frozenset(NOTES)
 TITLES = {  # of a page that shows nothing but a problem
     400: "This did not work",
     403: "Refused",
@@ -49,71 +46,13 @@ class Problem:
     hint: str = ""
     link: str = ""
     link_text: str = ""
+    carry_from: str = ""  # a chat that a new one can go on from
     field: str = ""
     retry_after_s: int | None = None
 
     @property
     def title(self) -> str:
         return TITLES.get(self.status) or HTTPStatus(self.status).phrase
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerView:
-    """One answer as `fragments/answer.html` shows it."""
-
-    id: str
-    chat_id: str
-    status: str
-    running: bool
-    html: Markup
-    turn_id: str = ""
-    phase: str = ""
-    done: int = 0
-    total: int = 0
-    note: str = ""
-    latency_line: str = ""
-    retryable: bool = False
-    role: str = "assistant"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComposerView:
-    """The parts of the composer that change with the chat: what comes next, and the gauge."""
-
-    parent_id: str
-    used: int  # tokens of the context
-    limit: int
-    running: bool
-
-
-def _tokens(number: int) -> str:
-    return "1 token" if number == 1 else f"{number:,} tokens"
-
-
-def latency_line(latency: Latency | None) -> str:
-    """Where the prompt's tokens came from and how soon the first token came, in one line."""
-    if latency is None:
-        return ""
-    if latency.server_ttft_ms is None and not latency.prefill_ms:
-        return ""  # stopped in the queue: its prompt was never read
-    parts = []
-    if latency.restored_tokens:
-        parts.append(f"restored {_tokens(latency.restored_tokens)} in {latency.restore_ms:,.0f} ms")
-    if latency.recomputed_tokens:
-        parts.append(f"recomputed {_tokens(latency.recomputed_tokens)}")
-    if latency.resident_tokens:
-        parts.append(f"{_tokens(latency.resident_tokens)} still in memory")
-    own = latency.prefix_computed_tokens + latency.prefix_restored_tokens
-    if latency.prefix_restored_tokens:
-        parts.append(f"restored the assistant's {_tokens(latency.prefix_restored_tokens)}")
-    if latency.prefix_computed_tokens:
-        parts.append(f"read the assistant's {_tokens(latency.prefix_computed_tokens)}")
-    if latency.prefix_tokens > own:
-        parts.append(f"{_tokens(latency.prefix_tokens - own)} shared with other chats")
-    first_token_ms = latency.server_ttft_ms
-    if first_token_ms is not None:
-        parts.append(f"first token {first_token_ms:,.0f} ms")
-    return ", ".join(parts)
 
 
 class Views:
@@ -137,8 +76,9 @@ class Views:
         message: Message,
         *,
         live: LiveTurn | None = None,
-        latency: Latency | None = None,
+        latencies: Sequence[Latency] = (),
         last: bool = False,
+        **more: Any,
     ) -> AnswerView:
         """An answer as `message` has it, or as its running turn `live` does.
 
@@ -156,23 +96,22 @@ class Views:
                 phase=live.phase,
                 done=live.done,
                 total=live.total,
+                **more,
             )
         # Running in the database only: its end could not be stored.
-        status = "interrupted" if message.status == "running" else message.status
-        note = NOTES.get(status, "")
-        if message.error:
-            note = message.error
-        elif message.finish_reason == "length":
-            note = "The answer reached the length limit."
+        if message.status == "running":
+            message = replace(message, status="interrupted")
         return AnswerView(
             id=message.id,
             chat_id=message.chat_id,
-            status=status,
+            status=message.status,
             running=False,
             html=Markup(self._finished.html(message.text)),
-            note=note,
-            latency_line=latency_line(latency),
-            retryable=last and status in RETRYABLE,
+            note=note_of(message),
+            timelines=timelines_of(latencies),
+            retryable=last and message.status in RETRYABLE,
+            continuable=last and can_go_on(message),
+            **more,
         )
 
     def frame(self, turn: LiveTurn, *, first_block: int, whole: bool) -> str:
@@ -193,11 +132,13 @@ class Views:
 
     def page(self, request: Request[Any, Any, Any], name: str, context: Mapping[str, Any]) -> str:
         """A whole page. Call it before the response starts: it may set the CSRF cookie."""
-        common = {
+        common: dict[str, Any] = {
             "csrf_token": csrf_token(request),
             "chats": None,
             "current_chat_id": None,
-            "older_before": "",
+            "older_after": "",
+            "first_page": True,
+            "deleted": [],
             "problem": None,
             "text": "",
             "autofocus": False,
@@ -209,18 +150,6 @@ class Views:
 
     def problem_json(self, problem: Problem) -> str:
         return msgspec.json.encode({"status": problem.status, "error": problem.text}).decode()
-
-
-def composer_view(
-    chat: Chat, path: list[Message], *, prefix_tokens: int, limit: int, running: bool
-) -> ComposerView:
-    """The composer after the messages of `path`."""
-    return ComposerView(
-        parent_id=path[-1].id if path else "",
-        used=prefix_tokens + sum(len(message.token_ids) for message in path),
-        limit=limit,
-        running=running,
-    )
 
 
 def _figure(value: float | None, unit: str = "") -> str:

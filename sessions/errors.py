@@ -26,6 +26,22 @@ class TurnRunning(SessionsError):
         self.chat_id = chat_id
 
 
+class NotRunning(SessionsError):
+    """No answer of the chat is being written, so nothing can wait for its end."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__(f"no turn of chat {chat_id} is running")
+        self.chat_id = chat_id
+
+
+class AlreadyQueued(SessionsError):
+    """A message of the chat waits already; it keeps one."""
+
+    def __init__(self, chat_id: str) -> None:
+        super().__init__(f"a message of chat {chat_id} is queued already")
+        self.chat_id = chat_id
+
+
 class StaleParent(SessionsError):
     """The message to go on from is no answer of this chat."""
 

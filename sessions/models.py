@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
+from sqlalchemy import (
+    JSON,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sessions.column_types import TokenIds, UtcDateTime
@@ -99,8 +110,33 @@ class Prefix(Base):
 
 
 class Chat(Base):
+    """`deleted_at` is set while a deletion can still be undone; then the row goes.
+
+    `import_key` names what an imported chat was made from, `carried` what a chat took along from
+    the one it goes on from. `running_group_id` names the turns that run; null while none does.
+    """
+
     __tablename__ = "chat"
-    __table_args__ = (Index("ix_chat_user_id_updated_at", "user_id", "updated_at"),)
+    __table_args__ = (
+        # The order of a user's list.
+        Index(
+            "ix_chat_listed",
+            "user_id",
+            "pinned",
+            "updated_at",
+            "id",
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index(
+            "ix_chat_deleted_at",
+            "deleted_at",
+            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=text("deleted_at IS NOT NULL"),
+        ),
+        Index("uq_chat_import_key", "user_id", "import_key", unique=True),
+        Index("uq_chat_id_running_group_id", "id", "running_group_id", unique=True),
+    )
     id: Mapped[str] = _id()
     user_id: Mapped[str] = _reference("user.id", index=False)
     prefix_id: Mapped[str] = _reference("prefix.id")
@@ -109,12 +145,20 @@ class Chat(Base):
     active_leaf_id: Mapped[str | None] = mapped_column(
         String(32), ForeignKey("message.id", use_alter=True), index=True
     )
+    running_group_id: Mapped[str | None] = mapped_column(String(32))
+    carried: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
+    pinned: Mapped[bool] = mapped_column(server_default=false())
+    deleted_at: Mapped[datetime | None]
+    import_key: Mapped[str | None] = mapped_column(String(64))
 
 
 class Message(Base):
-    """A tree for each chat: messages with the same parent are branches."""
+    """A tree for each chat: messages with the same parent are branches.
+
+    Answers that were asked for together share `group_id` and are told apart by `candidate`.
+    """
 
     __tablename__ = "message"
     id: Mapped[str] = _id()
@@ -126,19 +170,25 @@ class Message(Base):
     status: Mapped[str] = mapped_column(String(16))
     finish_reason: Mapped[str | None] = mapped_column(String(32))
     error: Mapped[str | None] = mapped_column(Text)
+    group_id: Mapped[str | None] = mapped_column(String(32))
+    candidate: Mapped[int] = mapped_column(server_default="0")
     created_at: Mapped[datetime]
     completed_at: Mapped[datetime | None]
 
 
 class Turn(Base):
-    """`running` is true or null: at most one row of a chat has it true."""
+    """One run of the model for an answer; one that was gone on with has several.
+
+    `running` is null once it has ended, and before that the chat's `running_group_id`: the foreign
+    key lets no two groups of a chat run at once.
+    """
 
     __tablename__ = "turn"
     __table_args__ = (
+        ForeignKeyConstraint(["chat_id", "running"], ["chat.id", "chat.running_group_id"]),
         Index(
-            "uq_turn_running",
-            "chat_id",
-            unique=True,
+            "ix_turn_running",
+            "running",
             sqlite_where=text("running IS NOT NULL"),
             postgresql_where=text("running IS NOT NULL"),
         ),
@@ -146,11 +196,23 @@ class Turn(Base):
     id: Mapped[str] = _id()
     chat_id: Mapped[str] = _reference("chat.id")
     user_message_id: Mapped[str] = _reference("message.id")
-    message_id: Mapped[str] = mapped_column(String(32), ForeignKey("message.id"), unique=True)
-    running: Mapped[bool | None]
+    message_id: Mapped[str] = _reference("message.id")
+    running: Mapped[str | None] = mapped_column(String(32))
     sampling: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(index=True)
     ended_at: Mapped[datetime | None]
+
+
+class QueuedMessage(Base):
+    """What a user wrote while an answer ran; `problem` says why it waits for them again."""
+
+    __tablename__ = "queued_message"
+    chat_id: Mapped[str] = mapped_column(
+        String(32), ForeignKey("chat.id", ondelete="CASCADE"), primary_key=True
+    )
+    text: Mapped[str] = mapped_column(Text)
+    problem: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime]
 
 
 class TurnLatency(Base):
@@ -189,6 +251,18 @@ class ChatToForget(Base):
 
     __tablename__ = "chat_to_forget"
     chat_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+
+
+class SearchEntry(Base):
+    """A text in the search indices, under their row id: a message's, or a chat's title.
+
+    Kept by triggers, as the indices are; both are made by the migration.
+    """
+
+    __tablename__ = "search_entry"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    chat_id: Mapped[str] = mapped_column(String(32), index=True)
+    message_id: Mapped[str | None] = mapped_column(String(32), unique=True)
 
 
 class Setting(Base):

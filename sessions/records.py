@@ -6,7 +6,7 @@ model saw.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -68,13 +68,45 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What a chat took along from the one that it goes on from, which may be gone by now."""
+
+    chat_id: str
+    exchanges: int  # questions with their answers, the last ones
+    of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCursor:
+    """A place in a user's list of chats: pinned ones first, then the latest."""
+
+    pinned: bool
+    updated_at: datetime
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSummary:
     id: str
     title: str
     assistant_name: str
     running: bool
+    pinned: bool
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def cursor(self) -> ChatCursor:
+        return ChatCursor(pinned=self.pinned, updated_at=self.updated_at, id=self.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedChat:
+    """A chat that was deleted and can still be brought back."""
+
+    id: str
+    title: str
+    deleted_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +116,23 @@ class Chat:
     prefix_id: str
     title: str
     active_leaf_id: str | None
+    pinned: bool
     assistant_id: str
     assistant_name: str
     assistant_version: int  # the number that the chat began with
     latest_version: int  # the assistant's current one
     created_at: datetime
     updated_at: datetime
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One node of a chat's tree; text and ids are exact.
 
-    `finish_reason` and `error` are None for user messages and for answers without one.
+    `finish_reason` and `error` are None for user messages and for answers without one: a complete
+    answer without a reason was not made in this chat (it was carried over or imported).
+    `group_id` is shared by the answers that were asked for together, None for one alone.
     """
 
     id: str
@@ -110,6 +146,116 @@ class Message:
     error: str | None
     created_at: datetime
     completed_at: datetime | None
+    group_id: str | None = None
+    candidate: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedMessage:
+    """A message that waits for the end of an answer; with a `problem`, for its user."""
+
+    chat_id: str
+    text: str
+    problem: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedMessage:
+    """A message for a new chat, under the tokenizer of its prefix."""
+
+    role: Role
+    text: str
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchHit:
+    """A message that holds all terms of a search, or a chat whose title does.
+
+    `message_id` and what follows it are None for a title. `place` orders the hits, latest first.
+    """
+
+    place: int
+    chat_id: str
+    chat_title: str
+    chat_updated_at: datetime
+    message_id: str | None = None
+    role: Role | None = None
+    text: str | None = None
+    created_at: datetime | None = None
+    active: bool = True  # on the branch that the chat shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedMessage:
+    """A message as it leaves the server: everything but its token ids."""
+
+    id: str
+    parent_id: str | None
+    role: Role
+    text: str
+    status: MessageStatus
+    finish_reason: str | None
+    error: str | None
+    created_at: datetime
+    completed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedChat:
+    """A whole chat with all its branches, messages oldest first."""
+
+    id: str
+    title: str
+    pinned: bool
+    created_at: datetime
+    updated_at: datetime
+    assistant_name: str
+    assistant_version: int
+    active_leaf_id: str | None
+    messages: list[ExportedMessage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMessage:
+    """A message to be imported; `parent` is the index of one that comes before it."""
+
+    parent: int | None
+    role: Role
+    text: str
+    token_ids: Sequence[int]
+    status: MessageStatus
+    finish_reason: str | None
+    error: str | None
+    created_at: datetime
+    completed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChat:
+    """A chat to be imported.
+
+    `key` is the same whenever the same chat is imported; `origin_id` is its id where it was
+    exported by this program. `active_leaf` is an index of `messages`.
+    """
+
+    key: str
+    origin_id: str | None
+    title: str
+    pinned: bool
+    created_at: datetime
+    updated_at: datetime
+    messages: Sequence[NewMessage]
+    active_leaf: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of a chat to be imported: made, there already, or its deletion undone."""
+
+    chat_id: str
+    how: Literal["new", "known", "restored"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

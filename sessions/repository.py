@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Sequence
+from datetime import datetime
 
-from sessions.database import Database
-from sessions.queries import accounts, assistants, chats, latencies, turns
+from sessions.history_repository import HistoryRepository
+from sessions.queries import accounts, assistants, chats, latencies
 from sessions.records import (
     Assistant,
     AssistantSeed,
     AssistantVersion,
     Chat,
+    ChatCursor,
     ChatSummary,
-    EndStatus,
-    Latency,
     Message,
     Prefix,
-    Progress,
-    Turn,
     TurnLatency,
     User,
 )
+from sessions.turn_repository import TurnRepository
 
 
-class Repository:
+class Repository(TurnRepository, HistoryRepository):
     """Owns nothing but the way into `database`; called from the event loop that opened it.
 
     Every method that writes returns after its transaction is durable. A caller that is cancelled
     while it waits does not take its transaction back.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._clock = _Clock()
 
     # Accounts and settings
 
@@ -118,11 +111,11 @@ class Repository:
     # Chats and their messages
 
     async def chats(
-        self, user_id: str, *, limit: int = 50, before: datetime | None = None
+        self, user_id: str, *, limit: int = 50, after: ChatCursor | None = None
     ) -> list[ChatSummary]:
-        """A user's chats, latest first; `before` is the `updated_at` of the last one known."""
+        """A user's chats, pinned ones first, then the latest; those `after` the last one known."""
         async with self._database.read() as db:
-            return await chats.summaries(db, user_id, limit, before)
+            return await chats.summaries(db, user_id, limit, after)
 
     async def chat(self, user_id: str, chat_id: str) -> Chat | None:
         """None when there is no such chat or it is another user's."""
@@ -144,16 +137,6 @@ class Repository:
     async def rename_chat(self, user_id: str, chat_id: str, title: str) -> bool:
         """False when there is no such chat of this user."""
         return await self._database.write(lambda db: chats.rename(db, user_id, chat_id, title))
-
-    async def delete_chat(self, user_id: str, chat_id: str) -> bool:
-        """Purge a chat: its rows, and its text from the database's free pages and its WAL.
-
-        A turn that runs is deleted with it, so cancel that first. False when there is no such
-        chat of this user. Its id is kept in `chats_to_forget`.
-        """
-        return await self._database.write(
-            lambda db: chats.delete(db, user_id, chat_id), truncate_wal=True
-        )
 
     async def chats_to_forget(self) -> list[str]:
         """Deleted chats whose checkpoints may still be on disk, those of earlier runs included."""
@@ -186,103 +169,6 @@ class Repository:
         """Make the newest leaf below a message the active one; returns it. Raises NotFound."""
         return await self._database.write(lambda db: chats.select_branch(db, chat_id, message_id))
 
-    # Turns
-
-    async def start_chat(
-        self,
-        user_id: str,
-        prefix_id: str,
-        title: str,
-        *,
-        user_text: str,
-        user_token_ids: Sequence[int],
-        sampling: Mapping[str, Any],
-    ) -> Turn:
-        """A new chat and its first turn in one transaction. Raises NotFound as `create_chat`."""
-        now = self._clock.now()
-        return await self._database.write(
-            lambda db: turns.start_chat(
-                db, user_id, prefix_id, title, user_text, user_token_ids, sampling, now
-            )
-        )
-
-    async def start_turn(
-        self,
-        chat_id: str,
-        *,
-        parent_id: str | None,
-        user_text: str,
-        user_token_ids: Sequence[int],
-        sampling: Mapping[str, Any],
-    ) -> Turn:
-        """The user's message, an empty running answer and the turn, which becomes the active leaf.
-
-        `parent_id` is the answer to go on from, or None for a (new) first message; a message that
-        has one already gets a sibling. Raises NotFound (chat), StaleParent, TurnRunning.
-        """
-        now = self._clock.now()
-        return await self._database.write(
-            lambda db: turns.start(db, chat_id, parent_id, user_text, user_token_ids, sampling, now)
-        )
-
-    async def retry_turn(self, chat_id: str, message_id: str, sampling: Mapping[str, Any]) -> Turn:
-        """Answer the same user's message again, as a sibling of the answer `message_id`.
-
-        Raises NotFound (no such answer in this chat), TurnRunning.
-        """
-        now = self._clock.now()
-        return await self._database.write(
-            lambda db: turns.retry(db, chat_id, message_id, sampling, now)
-        )
-
-    async def turn(self, user_id: str, turn_id: str) -> Turn | None:
-        """None when there is no such turn or its chat is another user's."""
-        async with self._database.read() as db:
-            return await turns.owned(db, user_id, turn_id)
-
-    async def running_turn(self, chat_id: str) -> Turn | None:
-        async with self._database.read() as db:
-            return await turns.running(db, chat_id)
-
-    async def turn_of(self, chat_id: str, message_id: str) -> Turn | None:
-        """The turn that made this answer; None when the chat has no such answer."""
-        async with self._database.read() as db:
-            return await turns.of_answer(db, chat_id, message_id)
-
-    async def save_progress(self, progress: Sequence[Progress]) -> None:
-        """Store what running answers have so far, all or none; ended ones stay as they are."""
-        await self._database.write(lambda db: turns.save_progress(db, progress))
-
-    async def finish_turn(
-        self,
-        turn_id: str,
-        *,
-        status: EndStatus,
-        finish_reason: str | None,
-        error: str | None,
-        text: str,
-        token_ids: Sequence[int],
-        latency: Latency | None,
-    ) -> bool:
-        """End a turn: its answer and its measurements, in one transaction.
-
-        False, and nothing is changed, when it ended before or its chat was deleted.
-        """
-        now = self._clock.now()
-        return await self._database.write(
-            lambda db: turns.finish(
-                db, turn_id, status, finish_reason, error, text, token_ids, latency, now
-            )
-        )
-
-    async def interrupt_running(self) -> list[Turn]:
-        """End every running turn as interrupted, its answer as last saved; returns those turns.
-
-        For the start after a crash, and for the death of the engine process.
-        """
-        now = self._clock.now()
-        return await self._database.write(lambda db: turns.interrupt_running(db, now))
-
     # Latency records
 
     async def chat_latency(self, chat_id: str) -> list[TurnLatency]:
@@ -296,14 +182,3 @@ class Repository:
         """The server's latest records, oldest first."""
         async with self._database.read() as db:
             return await latencies.recent(db, limit, since)
-
-
-class _Clock:
-    """Strictly increasing UTC times, so that order by time is the order of the calls."""
-
-    def __init__(self) -> None:
-        self._last = datetime.min.replace(tzinfo=UTC)
-
-    def now(self) -> datetime:
-        self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
-        return self._last

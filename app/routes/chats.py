@@ -1,4 +1,4 @@
-"""What a person does with chats: begin, rename, delete, look at."""
+"""What begins, warms and carries on a chat."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from hashlib import sha256
 from litestar import Response, post
 from litestar.params import FromPath
 
-from app import pages
+from app import chat_pages, pages
 from app.errors import DomainError, problem_of, problem_response
-from app.faults import NoSuchPage
-from app.message_text import clean_title
-from app.routes.browser import form_field, go_to, html, user_id_of
-from app.security import csrf_token, ensure_user
-from app.services import HTTPRequest, Services, UseServices, is_fragment, received_at
+from app.routes.browser import form_field, go_to, html, number_of_answers, user_id_of
+from app.security import ensure_user
+from app.services import HTTPRequest, UseServices, is_fragment, received_at
 from engine.errors import ContextOverflow
 
 
@@ -32,7 +30,13 @@ async def begin(request: HTTPRequest, services: UseServices) -> Response[str]:
     received = received_at(request)
 
     async def start() -> str:
-        turn = await services.chat.start_chat(user.id, assistant_id, text, received_at=received)
+        turn = await services.chat.start_chat(
+            user.id,
+            assistant_id,
+            text,
+            answers=await number_of_answers(request),
+            received_at=received,
+        )
         return turn.chat_id
 
     try:
@@ -54,29 +58,6 @@ async def begin(request: HTTPRequest, services: UseServices) -> Response[str]:
     return go_to(request, f"/chats/{chat_id}")
 
 
-@post("/chats/{chat_id:str}/rename", include_in_schema=False)
-async def rename(
-    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
-) -> Response[str]:
-    chat = await pages.own_chat(services, await user_id_of(request), chat_id)
-    title = clean_title(await form_field(request, "title"))
-    if not await services.repository.rename_chat(chat.user_id, chat_id, title):
-        raise NoSuchPage
-    return await _changed(request, services, chat.user_id, f"/chats/{chat_id}", renamed=title)
-
-
-@post("/chats/{chat_id:str}/delete", include_in_schema=False)
-async def delete(
-    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
-) -> Response[str]:
-    chat = await pages.own_chat(services, await user_id_of(request), chat_id)
-    if not await services.chat.delete(chat.user_id, chat_id):
-        raise NoSuchPage
-    if await form_field(request, "current") == chat_id:
-        return go_to(request, "/")
-    return await _changed(request, services, chat.user_id, "/")
-
-
 @post("/chats/{chat_id:str}/warm", include_in_schema=False, status_code=204)
 async def warm(request: HTTPRequest, services: UseServices, chat_id: FromPath[str]) -> None:
     """The chat is on a screen: bring its state back before the next message is sent."""
@@ -84,26 +65,42 @@ async def warm(request: HTTPRequest, services: UseServices, chat_id: FromPath[st
     await services.chat.warm(chat)
 
 
+@post("/chats/{chat_id:str}/carry-over", include_in_schema=False)
+async def carry_over(
+    request: HTTPRequest, services: UseServices, chat_id: FromPath[str]
+) -> Response[str]:
+    """A new chat that begins with the last exchanges of this one; what is written is sent there.
+
+    The same form sent twice leads to the same chat.
+    """
+    chat = await pages.own_chat(services, await user_id_of(request), chat_id)
+    text = await form_field(request, "text")
+
+    async def make() -> str:
+        return (await services.chat.carry_over(chat)).id
+
+    key = _digest("carry", chat_id, chat.active_leaf_id or "", text)
+    new_id = await services.submissions.once(chat.user_id, key, make)
+    new = await services.repository.chat(chat.user_id, new_id)
+    if new is None:  # it was deleted since
+        new = await services.chat.carry_over(chat)
+    if text.strip() and new.updated_at == new.created_at:
+        try:
+            await services.chat.send(
+                new, new.active_leaf_id, text, received_at=received_at(request)
+            )
+        except DomainError as error:
+            problem = problem_of(error)
+            if is_fragment(request):
+                return problem_response(request, services.views, problem)
+            page = await chat_pages.chat_page(services, request, new, text=text, problem=problem)
+            return html(page, problem=problem)
+    return go_to(request, f"/chats/{new.id}")
+
+
 def _digest(*fields: str) -> str:
     """What tells one filled-in form from another."""
     return sha256("\0".join(fields).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def _changed(
-    request: HTTPRequest, services: Services, user_id: str, path: str, *, renamed: str = ""
-) -> Response[str]:
-    """The chat list as it is now, and the open chat's title when that was changed."""
-    if not is_fragment(request):
-        return go_to(request, path)
-    current = await form_field(request, "current")
-    context = await pages.sidebar(services, user_id, current=current)
-    if path != f"/chats/{current}":
-        renamed = ""
-    return html(
-        services.views.fragment(
-            "chats_changed.html", csrf_token=csrf_token(request), renamed=renamed, **context
-        )
-    )
-
-
-HANDLERS = [begin, rename, delete, warm]
+HANDLERS = [begin, warm, carry_over]

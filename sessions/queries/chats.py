@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Select, bindparam, exists, func, insert, literal, select, update
+from sqlalchemy import (
+    Boolean,
+    RowMapping,
+    Select,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy import delete as delete_from
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from sessions import models
+from sessions.column_types import UtcDateTime
 from sessions.errors import NotFound
 from sessions.queries.ids import new_id
-from sessions.records import Chat, ChatSummary, Message
+from sessions.records import Carried, Chat, ChatCursor, ChatSummary, DeletedChat, Message
 
 _MESSAGE_COLUMNS = (
     models.Message.id,
@@ -27,11 +40,13 @@ _MESSAGE_COLUMNS = (
     models.Message.error,
     models.Message.created_at,
     models.Message.completed_at,
+    models.Message.group_id,
+    models.Message.candidate,
 )
 
 
 async def summaries(
-    db: AsyncConnection, user_id: str, limit: int, before: datetime | None
+    db: AsyncConnection, user_id: str, limit: int, after: ChatCursor | None
 ) -> list[ChatSummary]:
     chat = models.Chat
     running = exists().where(models.Turn.chat_id == chat.id, models.Turn.running.is_not(None))
@@ -41,6 +56,7 @@ async def summaries(
             chat.title,
             models.Assistant.name.label("assistant_name"),
             running.label("running"),
+            chat.pinned,
             chat.created_at,
             chat.updated_at,
         )
@@ -50,12 +66,19 @@ async def summaries(
             models.AssistantVersion.id == models.Prefix.assistant_version_id,
         )
         .join(models.Assistant, models.Assistant.id == models.AssistantVersion.assistant_id)
-        .where(chat.user_id == user_id)
-        .order_by(chat.updated_at.desc())
+        .where(chat.user_id == user_id, chat.deleted_at.is_(None))
+        .order_by(chat.pinned.desc(), chat.updated_at.desc(), chat.id.desc())
         .limit(limit)
     )
-    if before is not None:
-        query = query.where(chat.updated_at < before)
+    if after is not None:
+        query = query.where(
+            tuple_(chat.pinned, chat.updated_at, chat.id)
+            < tuple_(
+                literal(after.pinned, Boolean()),
+                literal(after.updated_at, UtcDateTime()),
+                literal(after.id),
+            )
+        )
     return [ChatSummary(**row) for row in (await db.execute(query)).mappings()]
 
 
@@ -63,20 +86,34 @@ async def owned(db: AsyncConnection, user_id: str, chat_id: str) -> Chat | None:
     row = (
         (
             await db.execute(
-                _chat_query().where(models.Chat.id == chat_id, models.Chat.user_id == user_id)
+                _chat_query().where(
+                    models.Chat.id == chat_id,
+                    models.Chat.user_id == user_id,
+                    models.Chat.deleted_at.is_(None),
+                )
             )
         )
         .mappings()
         .one_or_none()
     )
-    return None if row is None else Chat(**row)
+    return None if row is None else _chat(row)
+
+
+async def by_id(db: AsyncConnection, chat_id: str) -> Chat | None:
+    query = _chat_query().where(models.Chat.id == chat_id, models.Chat.deleted_at.is_(None))
+    row = (await db.execute(query)).mappings().one_or_none()
+    return None if row is None else _chat(row)
 
 
 async def chat_of_message(db: AsyncConnection, user_id: str, message_id: str) -> str | None:
     return await db.scalar(
         select(models.Message.chat_id)
         .join(models.Chat, models.Chat.id == models.Message.chat_id)
-        .where(models.Message.id == message_id, models.Chat.user_id == user_id)
+        .where(
+            models.Message.id == message_id,
+            models.Chat.user_id == user_id,
+            models.Chat.deleted_at.is_(None),
+        )
     )
 
 
@@ -99,36 +136,42 @@ async def create(
         )
     )
     row = (await db.execute(_chat_query().where(models.Chat.id == chat_id))).mappings().one()
-    return Chat(**row)
+    return _chat(row)
 
 
 async def rename(db: AsyncConnection, user_id: str, chat_id: str, title: str) -> bool:
+    return await _change(db, user_id, chat_id, title=title)
+
+
+async def pin(db: AsyncConnection, user_id: str, chat_id: str, pinned: bool) -> bool:
+    return await _change(db, user_id, chat_id, pinned=pinned)
+
+
+async def delete(db: AsyncConnection, user_id: str, chat_id: str, now: datetime) -> bool:
+    return await _change(db, user_id, chat_id, deleted_at=now)
+
+
+async def restore(db: AsyncConnection, user_id: str, chat_id: str) -> bool:
     done = await db.execute(
         update(models.Chat)
-        .where(models.Chat.id == chat_id, models.Chat.user_id == user_id)
-        .values(title=title)
+        .where(
+            models.Chat.id == chat_id,
+            models.Chat.user_id == user_id,
+            models.Chat.deleted_at.is_not(None),
+        )
+        .values(deleted_at=None)
     )
     return done.rowcount > 0
 
 
-async def delete(db: AsyncConnection, user_id: str, chat_id: str) -> bool:
-    """Deletes from the leaves of the schema up: cascades would recurse along a chat's length."""
-    done = await db.execute(
-        update(models.Chat)
-        .where(models.Chat.id == chat_id, models.Chat.user_id == user_id)
-        .values(active_leaf_id=None)
+async def deleted(db: AsyncConnection, user_id: str) -> list[DeletedChat]:
+    chat = models.Chat
+    rows = await db.execute(
+        select(chat.id, chat.title, chat.deleted_at)
+        .where(chat.user_id == user_id, chat.deleted_at.is_not(None))
+        .order_by(chat.deleted_at.desc())
     )
-    if done.rowcount == 0:
-        return False
-    turn_ids = select(models.Turn.id).where(models.Turn.chat_id == chat_id)
-    await db.execute(
-        delete_from(models.TurnLatency).where(models.TurnLatency.turn_id.in_(turn_ids))
-    )
-    await db.execute(delete_from(models.Turn).where(models.Turn.chat_id == chat_id))
-    await db.execute(delete_from(models.Message).where(models.Message.chat_id == chat_id))
-    await db.execute(delete_from(models.Chat).where(models.Chat.id == chat_id))
-    await db.execute(insert(models.ChatToForget).values(chat_id=chat_id))
-    return True
+    return [DeletedChat(**row) for row in rows.mappings()]
 
 
 async def to_forget(db: AsyncConnection) -> list[str]:
@@ -192,6 +235,15 @@ async def message(db: AsyncConnection, chat_id: str, message_id: str) -> Message
     return None if row is None else Message(**row)
 
 
+async def group(db: AsyncConnection, chat_id: str, group_id: str) -> list[Message]:
+    rows = await db.execute(
+        select(*_MESSAGE_COLUMNS)
+        .where(models.Message.chat_id == chat_id, models.Message.group_id == group_id)
+        .order_by(models.Message.candidate)
+    )
+    return [Message(**row) for row in rows.mappings()]
+
+
 async def siblings(
     db: AsyncConnection, chat_id: str, message_ids: Sequence[str]
 ) -> dict[str, list[str]]:
@@ -234,6 +286,24 @@ async def select_branch(db: AsyncConnection, chat_id: str, message_id: str) -> s
     return leaf_id
 
 
+async def _change(db: AsyncConnection, user_id: str, chat_id: str, **values: object) -> bool:
+    done = await db.execute(
+        update(models.Chat)
+        .where(
+            models.Chat.id == chat_id,
+            models.Chat.user_id == user_id,
+            models.Chat.deleted_at.is_(None),
+        )
+        .values(**values)
+    )
+    return done.rowcount > 0
+
+
+def _chat(row: RowMapping) -> Chat:
+    carried = row["carried"]
+    return Chat(**{**row, "carried": None if carried is None else Carried(**carried)})
+
+
 def _chat_query() -> Select[*tuple[object, ...]]:
     chat, version = models.Chat, models.AssistantVersion
     any_version = aliased(models.AssistantVersion)
@@ -249,12 +319,14 @@ def _chat_query() -> Select[*tuple[object, ...]]:
             chat.prefix_id,
             chat.title,
             chat.active_leaf_id,
+            chat.pinned,
             models.Assistant.id.label("assistant_id"),
             models.Assistant.name.label("assistant_name"),
             version.number.label("assistant_version"),
             latest.label("latest_version"),
             chat.created_at,
             chat.updated_at,
+            chat.carried,
         )
         .join(models.Prefix, models.Prefix.id == chat.prefix_id)
         .join(version, version.id == models.Prefix.assistant_version_id)

@@ -1,23 +1,22 @@
-"""Turns: a user's message and its answer, from the first commit to the last."""
+"""Turns as they begin, and as they are looked up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CursorResult, bindparam, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import CursorResult, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
 from sessions.errors import NotFound, StaleParent, TurnRunning
-from sessions.queries import chats
+from sessions.queries import chats, queued
 from sessions.queries.ids import new_id
-from sessions.records import EndStatus, Latency, Progress, Turn
+from sessions.records import Turn
 
-_TURN_COLUMNS = (
+TURN_COLUMNS = (
     models.Turn.id,
     models.Turn.chat_id,
     models.Turn.user_message_id,
@@ -37,10 +36,11 @@ async def start_chat(
     user_text: str,
     user_token_ids: Sequence[int],
     sampling: Mapping[str, Any],
+    candidates: int,
     now: datetime,
-) -> Turn:
+) -> list[Turn]:
     chat = await chats.create(db, user_id, prefix_id, title, now)
-    return await start(db, chat.id, None, user_text, user_token_ids, sampling, now)
+    return await start(db, chat.id, None, user_text, user_token_ids, sampling, candidates, now)
 
 
 async def start(
@@ -50,8 +50,9 @@ async def start(
     user_text: str,
     user_token_ids: Sequence[int],
     sampling: Mapping[str, Any],
+    candidates: int,
     now: datetime,
-) -> Turn:
+) -> list[Turn]:
     if await db.scalar(select(models.Chat.id).where(models.Chat.id == chat_id)) is None:
         raise NotFound("chat", chat_id)
     if parent_id is not None:
@@ -72,7 +73,22 @@ async def start(
             completed_at=now,
         )
     )
-    return await _answer(db, chat_id, user_message_id, sampling, now)
+    return await _answers(db, chat_id, user_message_id, sampling, candidates, now)
+
+
+async def start_queued(
+    db: AsyncConnection,
+    chat_id: str,
+    parent_id: str,
+    user_text: str,
+    user_token_ids: Sequence[int],
+    sampling: Mapping[str, Any],
+    now: datetime,
+) -> Turn:
+    if await queued.take(db, chat_id) != user_text:
+        raise NotFound("queued message", chat_id)
+    [turn] = await start(db, chat_id, parent_id, user_text, user_token_ids, sampling, 1, now)
+    return turn
 
 
 async def retry(
@@ -80,36 +96,50 @@ async def retry(
     chat_id: str,
     message_id: str,
     sampling: Mapping[str, Any],
+    candidates: int,
+    now: datetime,
+) -> list[Turn]:
+    user_message_id = await _question(db, chat_id, message_id)
+    return await _answers(db, chat_id, user_message_id, sampling, candidates, now)
+
+
+async def go_on(
+    db: AsyncConnection,
+    chat_id: str,
+    message_id: str,
+    sampling: Mapping[str, Any],
     now: datetime,
 ) -> Turn:
-    user_message_id = await db.scalar(
-        select(models.Message.parent_id).where(
-            models.Message.id == message_id,
-            models.Message.chat_id == chat_id,
-            models.Message.role == "assistant",
-        )
+    user_message_id = await _question(db, chat_id, message_id)
+    turn = _new_turn(chat_id, user_message_id, message_id, sampling, now)
+    await _lock(db, chat_id, turn.id)
+    await db.execute(
+        update(models.Message)
+        .where(models.Message.id == message_id)
+        .values(status="running", finish_reason=None, error=None, completed_at=None)
     )
-    if user_message_id is None:
-        raise NotFound("answer", message_id)
-    return await _answer(db, chat_id, user_message_id, sampling, now)
+    await _insert_turns(db, [turn], turn.id)
+    await _set_leaf(db, chat_id, message_id, now)
+    return turn
 
 
-async def running(db: AsyncConnection, chat_id: str) -> Turn | None:
-    return _one(
-        await db.execute(
-            select(*_TURN_COLUMNS).where(
-                models.Turn.chat_id == chat_id, models.Turn.running.is_not(None)
-            )
-        )
+async def running(db: AsyncConnection, chat_id: str) -> list[Turn]:
+    rows = await db.execute(
+        select(*TURN_COLUMNS)
+        .join(models.Message, models.Message.id == models.Turn.message_id)
+        .where(models.Turn.chat_id == chat_id, models.Turn.running.is_not(None))
+        .order_by(models.Message.candidate)
     )
+    return [Turn(**row) for row in rows.mappings()]
 
 
 async def of_answer(db: AsyncConnection, chat_id: str, message_id: str) -> Turn | None:
     return _one(
         await db.execute(
-            select(*_TURN_COLUMNS).where(
-                models.Turn.chat_id == chat_id, models.Turn.message_id == message_id
-            )
+            select(*TURN_COLUMNS)
+            .where(models.Turn.chat_id == chat_id, models.Turn.message_id == message_id)
+            .order_by(models.Turn.created_at.desc())
+            .limit(1)
         )
     )
 
@@ -117,131 +147,56 @@ async def of_answer(db: AsyncConnection, chat_id: str, message_id: str) -> Turn 
 async def owned(db: AsyncConnection, user_id: str, turn_id: str) -> Turn | None:
     return _one(
         await db.execute(
-            select(*_TURN_COLUMNS)
+            select(*TURN_COLUMNS)
             .join(models.Chat, models.Chat.id == models.Turn.chat_id)
             .where(models.Turn.id == turn_id, models.Chat.user_id == user_id)
         )
     )
 
 
-async def save_progress(db: AsyncConnection, progress: Sequence[Progress]) -> None:
-    if not progress:
-        return
-    table = models.Message
-    await db.execute(
-        update(table)
-        .where(table.id == bindparam("message_id"), table.status == "running")
-        .values(text=bindparam("new_text"), token_ids=bindparam("new_ids")),
-        [
-            {"message_id": item.message_id, "new_text": item.text, "new_ids": item.token_ids}
-            for item in progress
-        ],
-    )
-
-
-async def finish(
-    db: AsyncConnection,
-    turn_id: str,
-    status: EndStatus,
-    finish_reason: str | None,
-    error: str | None,
-    text: str,
-    token_ids: Sequence[int],
-    latency: Latency | None,
-    now: datetime,
-) -> bool:
-    turn = (
-        await db.execute(
-            update(models.Turn)
-            .where(models.Turn.id == turn_id, models.Turn.running.is_not(None))
-            .values(running=None, ended_at=now)
-            .returning(models.Turn.chat_id, models.Turn.message_id)
-        )
-    ).one_or_none()
-    if turn is None:
-        return False
-    await db.execute(
-        update(models.Message)
-        .where(models.Message.id == turn.message_id)
-        .values(
-            status=status,
-            finish_reason=finish_reason,
-            error=error,
-            text=text,
-            token_ids=token_ids,
-            completed_at=now,
-        )
-    )
-    await db.execute(
-        update(models.Chat).where(models.Chat.id == turn.chat_id).values(updated_at=now)
-    )
-    if latency is not None:
-        await db.execute(insert(models.TurnLatency).values(turn_id=turn_id, **asdict(latency)))
-    return True
-
-
-async def interrupt_running(db: AsyncConnection, now: datetime) -> list[Turn]:
-    # SQLite 3.40 takes `running IS NOT NULL` in RETURNING for true, as the index it went by says.
-    rows = await db.execute(
-        update(models.Turn)
-        .where(models.Turn.running.is_not(None))
-        .values(running=None, ended_at=now)
-        .returning(*_TURN_COLUMNS)
-    )
-    ended = [Turn(**{**row, "running": False}) for row in rows.mappings()]
-    # By its own status, so that an answer without a running turn is mended as well.
-    await db.execute(
-        update(models.Message)
-        .where(models.Message.status == "running")
-        .values(status="interrupted", completed_at=now)
-    )
-    return ended
-
-
-async def _answer(
+async def _answers(
     db: AsyncConnection,
     chat_id: str,
     user_message_id: str,
     sampling: Mapping[str, Any],
+    candidates: int,
     now: datetime,
+) -> list[Turn]:
+    """Empty answers under a user's message and their turns; the first is the chat's new leaf."""
+    turns = [
+        _new_turn(chat_id, user_message_id, new_id(), sampling, now) for _ in range(candidates)
+    ]
+    group_id = turns[0].id
+    await _lock(db, chat_id, group_id)
+    await db.execute(
+        insert(models.Message),
+        [
+            {
+                "id": turn.message_id,
+                "chat_id": chat_id,
+                "parent_id": user_message_id,
+                "role": "assistant",
+                "text": "",
+                "token_ids": [],
+                "status": "running",
+                "group_id": group_id if candidates > 1 else None,
+                "candidate": candidate,
+                # Siblings are ordered by time.
+                "created_at": now + timedelta(microseconds=candidate),
+            }
+            for candidate, turn in enumerate(turns)
+        ],
+    )
+    await _insert_turns(db, turns, group_id)
+    await _set_leaf(db, chat_id, turns[0].message_id, now)
+    return turns
+
+
+def _new_turn(
+    chat_id: str, user_message_id: str, message_id: str, sampling: Mapping[str, Any], now: datetime
 ) -> Turn:
-    """The empty answer under a user's message, its turn, and the chat's new active leaf."""
-    message_id, turn_id = new_id(), new_id()
-    await db.execute(
-        insert(models.Message).values(
-            id=message_id,
-            chat_id=chat_id,
-            parent_id=user_message_id,
-            role="assistant",
-            text="",
-            token_ids=[],
-            status="running",
-            created_at=now,
-        )
-    )
-    try:
-        await db.execute(
-            insert(models.Turn).values(
-                id=turn_id,
-                chat_id=chat_id,
-                user_message_id=user_message_id,
-                message_id=message_id,
-                running=True,
-                sampling=dict(sampling),
-                created_at=now,
-            )
-        )
-    except IntegrityError as error:
-        # The rows it refers to were made or seen in this transaction: only the unique index is
-        # left, and it holds against other processes too.
-        raise TurnRunning(chat_id) from error
-    await db.execute(
-        update(models.Chat)
-        .where(models.Chat.id == chat_id)
-        .values(active_leaf_id=message_id, updated_at=now)
-    )
     return Turn(
-        id=turn_id,
+        id=new_id(),
         chat_id=chat_id,
         user_message_id=user_message_id,
         message_id=message_id,
@@ -250,6 +205,43 @@ async def _answer(
         created_at=now,
         ended_at=None,
     )
+
+
+async def _insert_turns(db: AsyncConnection, turns: Sequence[Turn], group_id: str) -> None:
+    await db.execute(insert(models.Turn), [{**asdict(turn), "running": group_id} for turn in turns])
+
+
+async def _lock(db: AsyncConnection, chat_id: str, group_id: str) -> None:
+    """Take the chat for one group of turns. Raises TurnRunning when another one has it."""
+    taken = await db.execute(
+        update(models.Chat)
+        .where(models.Chat.id == chat_id, models.Chat.running_group_id.is_(None))
+        .values(running_group_id=group_id)
+    )
+    if taken.rowcount == 0:
+        raise TurnRunning(chat_id)
+
+
+async def _set_leaf(db: AsyncConnection, chat_id: str, message_id: str, now: datetime) -> None:
+    await db.execute(
+        update(models.Chat)
+        .where(models.Chat.id == chat_id)
+        .values(active_leaf_id=message_id, updated_at=now)
+    )
+
+
+async def _question(db: AsyncConnection, chat_id: str, message_id: str) -> str:
+    """The user's message that an answer is to. Raises NotFound."""
+    user_message_id: str | None = await db.scalar(
+        select(models.Message.parent_id).where(
+            models.Message.id == message_id,
+            models.Message.chat_id == chat_id,
+            models.Message.role == "assistant",
+        )
+    )
+    if user_message_id is None:
+        raise NotFound("answer", message_id)
+    return user_message_id
 
 
 async def _role(db: AsyncConnection, chat_id: str, message_id: str) -> str | None:

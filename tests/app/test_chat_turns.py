@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import app.chat
-import app.pages
+import app.chat_pages
+import app.turn_runner
 from app.settings import Settings
 from engine.turn_stream import Places
 from tests.app.fake_engine import CONTROL_TOKENS, FakeEngine
@@ -226,13 +226,13 @@ async def test_an_answer_that_ended_before_its_page_was_made_has_its_figures(
     chat_id = await browser.new_chat()
     (await server.engine.next_turn(0)).end()
     await ended(browser, chat_id)
-    started_fragment = app.pages.started_fragment
+    sent_fragment = app.chat_pages.sent_fragment
 
     async def late(services: Any, *others: Any) -> str:
         await until(lambda: not services.hub.running())
-        return await started_fragment(services, *others)
+        return await sent_fragment(services, *others)
 
-    monkeypatch.setattr(app.pages, "started_fragment", late)
+    monkeypatch.setattr(app.chat_pages, "sent_fragment", late)
     sent = asyncio.create_task(browser.say(chat_id, "quick", htmx=True))
     turn = await server.engine.next_turn(1)
     turn.say("Done.")
@@ -412,7 +412,7 @@ async def test_after_a_restart_running_answers_are_interrupted_with_what_they_ha
 async def test_a_database_that_refuses_the_end_is_asked_again(
     browser: Browser, server: Server, web_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.chat, "STORE_AGAIN_S", (0.05,))
+    monkeypatch.setattr(app.turn_runner, "STORE_AGAIN_S", (0.05,))
     repository = server.app.state.repository
     finish_turn = repository.finish_turn
     failures: list[object] = []

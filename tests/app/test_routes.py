@@ -173,7 +173,7 @@ async def test_reading_and_sending_work_without_scripts(browser: Browser, server
     chat_id = await browser.new_chat("A first question, which names the chat")
     assert "A first question, which names the chat" in browser.page
     assert f'<noscript><a class="message__refresh" href="/chats/{chat_id}' in browser.page
-    assert "disabled>Send" in browser.page
+    assert ">Queue</button>" in browser.page
     turn = await server.engine.next_turn(0)
     turn.say("Some **text** so far")
     await until(lambda: server.app.state.services.hub.running()[0].text.endswith("far"))

@@ -16,8 +16,8 @@ from app.faults import InvalidField
 from app.latency_charts import percentile, server_charts, turn_charts
 from app.message_text import TITLE_CHARS, clean_text, clean_title, title_of
 from app.submissions import Submissions
+from app.timeline import latency_line, timelines_of
 from app.turn_records import history_of, outcome_of
-from app.views import latency_line
 from engine.errors import QueueFull
 from engine.messages import Failed, FailureKind
 from sessions.records import Latency, Message, TurnLatency
@@ -44,8 +44,8 @@ def message(role: str, ids: list[int], finish: str | None = None) -> Message:
         role=role,  # type: ignore[arg-type]
         text="",
         token_ids=ids,
-        status="complete",
-        finish_reason=finish,
+        status="interrupted" if finish == "none" else "complete",
+        finish_reason=None if finish == "none" else finish,
         error=None,
         created_at=NOW,
         completed_at=None,
@@ -58,7 +58,7 @@ def message(role: str, ids: list[int], finish: str | None = None) -> Message:
         (message("assistant", [3, 4], "eos"), 4),
         (message("assistant", [3, 4], "length"), 3),
         (message("assistant", [3, 4], "stop"), 3),
-        (message("assistant", [3, 4], None), 3),
+        (message("assistant", [3, 4], "none"), 3),
         (message("assistant", [], "eos"), 2),
         (message("assistant", [], None), 0),  # died before the question was read
         (message("assistant", [], "cancelled"), 0),
@@ -78,6 +78,13 @@ def test_a_cut_answer_in_the_middle_is_history_like_any_other() -> None:
     ]
     assert history_of(path) == ([1, 2, 3, 4, 5], 5)
     assert history_of([]) == ([], 0)
+
+
+def test_what_was_carried_over_was_never_run() -> None:
+    carried = [message("user", [1, 2]), message("assistant", [3])]
+    assert history_of(carried) == ([1, 2, 3], 0)
+    made = [message("user", [4]), message("assistant", [5], "length")]
+    assert history_of([*carried, *made]) == ([1, 2, 3, 4, 5], 4)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
@@ -147,20 +154,28 @@ def test_a_busy_server_says_when_to_try_again(wait_s: int, says: str) -> None:
 
 def test_the_line_under_an_answer() -> None:
     assert latency_line(latency(resident_tokens=0, prefix_tokens=0)) == (
-        "restored 1,204 tokens in 38 ms, first token 96 ms"
+        "restored 1,204 tokens in 38 ms, first token 96 ms, 4.5 tokens/s"
     )
-    fresh = latency(restored_tokens=0, resident_tokens=0, recomputed_tokens=7, prefix_tokens=0)
+    fresh = latency(
+        restored_tokens=0, resident_tokens=0, recomputed_tokens=7, prefix_tokens=0, tokens_out=1
+    )
     assert latency_line(fresh) == "recomputed 7 tokens, first token 96 ms"
     assert latency_line(replace(fresh, recomputed_tokens=1)).startswith("recomputed 1 token,")
     unknown = replace(fresh, server_ttft_ms=None)
     assert latency_line(unknown) == "recomputed 7 tokens"
-    assert latency_line(replace(unknown, prefill_ms=0.0)) == ""  # it never left the queue
-    assert latency_line(None) == ""
+    never_left_the_queue = replace(unknown, prefill_ms=0.0)
+    assert [len(timelines_of([one])) for one in (unknown, never_left_the_queue)] == [1, 0]
 
 
 def test_the_line_tells_a_shared_prompt_from_one_that_this_turn_brought() -> None:
     def line(**changes: object) -> str:
-        given = {"restored_tokens": 0, "resident_tokens": 0, "prefix_tokens": 1081, **changes}
+        given = {
+            "restored_tokens": 0,
+            "resident_tokens": 0,
+            "prefix_tokens": 1081,
+            "tokens_out": 1,
+            **changes,
+        }
         return latency_line(latency(**given)).removesuffix(", first token 96 ms")
 
     assert line() == "1,081 tokens shared with other chats"

@@ -23,7 +23,7 @@ class Chats:
         self.prefix = prefix
 
     async def start(self, text: str = "question", *, user: User | None = None) -> Turn:
-        return await self.repository.start_chat(
+        [turn] = await self.repository.start_chat(
             (user or self.user).id,
             self.prefix.id,
             f"title of {text}",
@@ -31,11 +31,13 @@ class Chats:
             user_token_ids=[1, 2, 3],
             sampling={},
         )
+        return turn
 
     async def ask(self, chat_id: str, parent_id: str | None, text: str = "question") -> Turn:
-        return await self.repository.start_turn(
+        [turn] = await self.repository.start_turns(
             chat_id, parent_id=parent_id, user_text=text, user_token_ids=[4, 5], sampling={}
         )
+        return turn
 
     async def answer(self, turn: Turn, text: str = "answer") -> None:
         assert await self.repository.finish_turn(

@@ -1,9 +1,12 @@
-"""A deleted chat's text is gone from every file of the database."""
+"""A deleted chat comes back when asked in time; later its text is gone from every file."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 SECRET = "Zx9-private-words"
+
+
+async def _purge(repository: Repository, user_id: str, *chat_ids: str) -> None:
+    for chat_id in chat_ids:
+        assert await repository.delete_chat(user_id, chat_id)
+    assert await repository.purge_deleted(datetime.now(UTC)) == len(chat_ids)
 
 
 def _secret(words: int) -> str:
@@ -62,8 +71,8 @@ async def test_text_is_gone_from_the_files(
         kept.append(await chats.start(f"kept {number} " + "k" * rng.choice([10, 3000, 20_000])))
     assert _files_with_secret(db_path)
     rng.shuffle(secret)
+    await _purge(repository, chats.user.id, *[turn.chat_id for turn in secret])
     for turn in secret:
-        assert await repository.delete_chat(chats.user.id, turn.chat_id)
         assert not await repository.delete_chat(chats.user.id, turn.chat_id)
     assert _files_with_secret(db_path) == [], "while the database is open"
     assert (db_path.parent / "rejoinder.db-wal").stat().st_size == 0
@@ -80,10 +89,16 @@ async def test_no_row_of_the_chat_is_left(
 ) -> None:
     turn = await chats.start()
     await chats.answer(turn)
-    await repository.retry_turn(turn.chat_id, turn.message_id, {})
-    assert await repository.delete_chat(chats.user.id, turn.chat_id)
+    await repository.answer_again(turn.chat_id, turn.message_id, {})
+    await _purge(repository, chats.user.id, turn.chat_id)
     async with database.read() as db:
-        for table in (models.Chat, models.Message, models.Turn, models.TurnLatency):
+        for table in (
+            models.Chat,
+            models.Message,
+            models.Turn,
+            models.TurnLatency,
+            models.SearchEntry,
+        ):
             assert (await db.execute(select(table.__table__))).all() == []
     assert not await repository.finish_turn(
         turn.id,
@@ -101,8 +116,7 @@ async def test_checkpoints_are_remembered_until_they_are_gone(
 ) -> None:
     one, two, kept = [await chats.start(text) for text in ("one", "two", "kept")]
     assert await repository.chats_to_forget() == []
-    for turn in (one, two):
-        await repository.delete_chat(chats.user.id, turn.chat_id)
+    await _purge(repository, chats.user.id, one.chat_id, two.chat_id)
     assert set(await repository.chats_to_forget()) == {one.chat_id, two.chat_id}
     await repository.chats_forgotten([one.chat_id, kept.chat_id])
     await repository.chats_forgotten([])
@@ -121,10 +135,95 @@ async def test_log_held_by_a_reader_is_cut_when_that_ends(
     turn = await chats.start(_secret(100))
     async with database.read() as db:
         assert await db.scalar(select(models.Chat.id)) == turn.chat_id
-        assert await repository.delete_chat(chats.user.id, turn.chat_id)
+        await _purge(repository, chats.user.id, turn.chat_id)
         assert _files_with_secret(db_path), "the reader still sees it"
     for _ in range(100):
         if not _files_with_secret(db_path):
             break
         await asyncio.sleep(0.05)
     assert _files_with_secret(db_path) == []
+
+
+RARE = "ꙮ꙱ꙷꙴꙵ"  # each trigram of it is in no other text, and stands whole in the index
+
+
+def _in_index(db_path: Path) -> bool:
+    """Whether the files of the search index still hold such a trigram, live or removed."""
+    with closing(sqlite3.connect(db_path)) as db:
+        blocks = [
+            block
+            for name in ("title", "message")
+            for (block,) in db.execute(f"SELECT block FROM {name}_search_data")
+        ]
+    return any(char.encode() in block for block in blocks for char in RARE)
+
+
+async def test_words_leave_the_search_index_too(
+    repository: Repository, chats: Chats, db_path: Path
+) -> None:
+    for number in range(30):
+        await chats.answer(await chats.start(f"kept {number} " + "words and more " * 30))
+    secret = await chats.start(f"{RARE} asked")
+    await chats.answer(secret, f"answered {RARE}")
+    await repository.rename_chat(chats.user.id, secret.chat_id, f"a title {RARE}")
+    for number in range(30):
+        await chats.answer(await chats.start(f"later {number} " + "words and more " * 30))
+    assert _in_index(db_path)
+    await _purge(repository, chats.user.id, secret.chat_id)
+    assert await repository.search_messages(chats.user.id, [RARE]) == []
+    assert _in_index(db_path), "segments are never changed in place"
+    await repository.merge_search(pause_s=0)
+    assert not _in_index(db_path)
+    files = sorted(db_path.parent.glob("rejoinder.db*"))
+    found = [file.name for file in files if any(c.encode() in file.read_bytes() for c in RARE)]
+    assert found == []
+    assert len(await repository.search_messages(chats.user.id, ["words and more"])) == 60
+    with closing(sqlite3.connect(db_path)) as db:
+        for name in ("title", "message"):
+            segments = db.execute(f"SELECT count(DISTINCT segid) FROM {name}_search_idx").fetchone()
+            assert segments == (1,)
+
+
+async def test_a_merge_that_was_cut_off_is_done_by_the_next_run(
+    repository: Repository, chats: Chats, db_path: Path
+) -> None:
+    turn = await chats.start(RARE)
+    await chats.answer(turn, "answer")
+    await _purge(repository, chats.user.id, turn.chat_id)
+    await repository._database.close()
+    again = await Database.open(db_path)
+    await Repository(again).merge_search(pause_s=0)
+    assert not _in_index(db_path)
+    await again.close()
+
+
+async def test_a_deleted_chat_is_nowhere_and_can_come_back(
+    repository: Repository, chats: Chats
+) -> None:
+    user_id = chats.user.id
+    turn = await chats.start("needle in the question")
+    await chats.answer(turn, "needle in the answer")
+    kept = await chats.start("kept")
+    stranger = await repository.create_user("stranger")
+    assert not await repository.delete_chat(stranger.id, turn.chat_id)
+    assert await repository.delete_chat(user_id, turn.chat_id)
+    assert [chat.id for chat in await repository.chats(user_id)] == [kept.chat_id]
+    assert await repository.chat(user_id, turn.chat_id) is None
+    assert await repository.exported_chat(user_id, turn.chat_id) is None
+    assert await repository.chat_ids(user_id) == [kept.chat_id]
+    assert await repository.chat_of_message(user_id, turn.message_id) is None
+    assert await repository.search_messages(user_id, ["needle"]) == []
+    assert await repository.search_titles(user_id, ["needle"]) == []
+    assert not await repository.rename_chat(user_id, turn.chat_id, "new")
+    assert not await repository.pin_chat(user_id, turn.chat_id, True)
+    [deleted] = await repository.deleted_chats(user_id)
+    assert (deleted.id, deleted.title) == (turn.chat_id, "title of needle in the question")
+    assert await repository.deleted_chats(stranger.id) == []
+
+    assert await repository.purge_deleted(deleted.deleted_at - timedelta(seconds=1)) == 0
+    assert not await repository.restore_chat(stranger.id, turn.chat_id)
+    assert await repository.restore_chat(user_id, turn.chat_id)
+    assert not await repository.restore_chat(user_id, turn.chat_id)
+    assert len(await repository.chats(user_id)) == 2
+    assert len(await repository.search_messages(user_id, ["needle"])) == 2
+    assert await repository.purge_deleted(datetime.now(UTC)) == 0, "nothing is deleted any more"

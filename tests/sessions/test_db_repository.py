@@ -130,7 +130,7 @@ async def test_chats_are_the_users_own_and_latest_first(
     assert titles == [f"title of {number}" for number in (1, 4, 3, 2, 0)]
     page = await repository.chats(user.id, limit=2)
     assert [chat.running for chat in page] == [False, True]
-    rest = await repository.chats(user.id, limit=9, before=page[-1].updated_at)
+    rest = await repository.chats(user.id, limit=9, after=page[-1].cursor)
     assert [chat.title for chat in page + rest] == titles
 
     assert await repository.chat(user.id, theirs.chat_id) is None

@@ -39,7 +39,7 @@ ODD = [
 async def _round_trip(
     repository: Repository, chats: Chats, question: str, answer: str, ids: list[int]
 ) -> None:
-    turn = await repository.start_chat(
+    [turn] = await repository.start_chat(
         chats.user.id,
         chats.prefix.id,
         question,

@@ -26,7 +26,7 @@ async def test_branches_of_edits_and_retries(repository: Repository, chats: Chat
     chat_id = first.chat_id
     second = await chats.ask(chat_id, first.message_id, "two")
     await chats.answer(second)
-    again = await repository.retry_turn(chat_id, second.message_id, {})
+    [again] = await repository.answer_again(chat_id, second.message_id, {})
     await chats.answer(again)
     edited = await chats.ask(chat_id, first.message_id, "two, edited")
     await chats.answer(edited)
@@ -83,7 +83,7 @@ async def test_chat_without_messages_has_an_empty_path(
     assert await repository.path(chat.id) == []
     turn = await chats.ask(chat.id, None)
     assert len(await repository.path(chat.id)) == 2
-    assert (await repository.running_turn(chat.id)) == turn
+    assert (await repository.running_turns(chat.id)) == [turn]
 
 
 async def test_long_chat_is_read_by_its_keys_and_deleted_whole(
@@ -132,5 +132,6 @@ async def test_long_chat_is_read_by_its_keys_and_deleted_whole(
     assert await repository.select_branch(chat.id, ids[0]) == ids[-1]
     # Longer than SQLite lets cascades recurse.
     assert await repository.delete_chat(chats.user.id, chat.id)
+    assert await repository.purge_deleted(datetime.now(UTC)) == 1
     with pytest.raises(NotFound):
         await repository.path(chat.id)

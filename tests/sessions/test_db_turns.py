@@ -49,7 +49,7 @@ async def test_first_turn_is_stored_before_any_answer(
     repository: Repository, chats: Chats, user: User, prefix: Prefix
 ) -> None:
     sampling = {"temperature": 0.0, "stop": ["\n\n", "END"], "seed": 7}
-    turn = await repository.start_chat(
+    [turn] = await repository.start_chat(
         user.id,
         prefix.id,
         "A title",
@@ -66,7 +66,7 @@ async def test_first_turn_is_stored_before_any_answer(
     assert (answer.id, answer.parent_id) == (turn.message_id, question.id)
     assert (answer.role, answer.status, answer.completed_at) == ("assistant", "running", None)
     assert (answer.text, answer.token_ids) == ("", [])
-    assert await repository.running_turn(turn.chat_id) == turn
+    assert await repository.running_turns(turn.chat_id) == [turn]
     assert await repository.turn_of(turn.chat_id, answer.id) == turn
     [summary] = await repository.chats(user.id)
     assert (summary.title, summary.running) == ("A title", True)
@@ -92,7 +92,7 @@ async def test_finish_stores_answer_and_measurements(repository: Repository, cha
     assert ended is not None
     assert not ended.running
     assert ended.ended_at == answer.completed_at
-    assert await repository.running_turn(turn.chat_id) is None
+    assert await repository.running_turns(turn.chat_id) == []
     [record] = await repository.chat_latency(turn.chat_id)
     assert (record.turn_id, record.message_id) == (turn.id, turn.message_id)
     assert record.latency == latency
@@ -126,7 +126,7 @@ async def test_one_running_turn_of_a_chat(repository: Repository, chats: Chats) 
     with pytest.raises(TurnRunning):
         await chats.ask(turn.chat_id, None)
     with pytest.raises(TurnRunning):
-        await repository.retry_turn(turn.chat_id, turn.message_id, {})
+        await repository.answer_again(turn.chat_id, turn.message_id, {})
     assert len(await repository.path(turn.chat_id)) == 2
     other = await chats.start("in another chat")
     assert other.running
@@ -155,15 +155,16 @@ async def test_one_running_turn_under_a_race(
     assert count == 4, "nothing is left of those that lost"
 
 
-async def test_index_holds_without_the_repository(database: Database, chats: Chats) -> None:
+async def test_schema_holds_without_the_repository(database: Database, chats: Chats) -> None:
     first = await chats.start()
     await chats.answer(first)
     await chats.ask(first.chat_id, first.message_id)
 
     async def run_again(db: AsyncConnection) -> None:
-        await db.execute(update(models.Turn).where(models.Turn.id == first.id).values(running=True))
+        this_one = models.Turn.id == first.id
+        await db.execute(update(models.Turn).where(this_one).values(running=first.id))
 
-    with pytest.raises(IntegrityError, match="UNIQUE"):
+    with pytest.raises(IntegrityError, match="FOREIGN KEY"):
         await database.write(run_again)
 
 
@@ -178,7 +179,7 @@ async def test_parent_must_be_an_answer_of_the_chat(repository: Repository, chat
         await chats.ask("0" * 32, None)
     for message_id in (other.message_id, turn.user_message_id, "0" * 32):
         with pytest.raises(NotFound, match="answer"):
-            await repository.retry_turn(turn.chat_id, message_id, {})
+            await repository.answer_again(turn.chat_id, message_id, {})
     with pytest.raises(NotFound, match="user"):
         await repository.start_chat(
             "0" * 32, chats.prefix.id, "", user_text="", user_token_ids=[], sampling={}
@@ -232,7 +233,7 @@ async def test_crash_leaves_interrupted_and_retryable_turns(
         assert (answer.status, answer.text, answer.token_ids) == ("interrupted", "so far", [5, 6])
         assert answer.completed_at is not None
         assert (await repository.path(done.chat_id))[-1].status == "complete"
-        retried = await repository.retry_turn(cut.chat_id, cut.message_id, {"seed": 1})
+        [retried] = await repository.answer_again(cut.chat_id, cut.message_id, {"seed": 1})
         assert retried.user_message_id == cut.user_message_id
         assert [message.id for message in await repository.path(cut.chat_id)] == [
             cut.user_message_id,
