@@ -22,6 +22,7 @@ from kernels.attention_tile import BF16_DOT, BF16_WIDENED, FP32, MAX_ROWS, scrat
 from kernels.parallel import num_threads
 from kernels.rows_cpu import MERGE, merge_rows
 from kernels.spans import Spans
+from kernels.triton_spans import DeviceSpans
 from kernels.vector_ir import HAS_BF16_DOT
 
 BF16_KIND = BF16_DOT if HAS_BF16_DOT else BF16_WIDENED
@@ -50,11 +51,17 @@ def _run(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    spans: Spans,
+    spans: Spans | DeviceSpans,
     scale: float,
     out: Tensor,
     lse: Tensor,
 ) -> None:
+    if q.is_cuda:
+        from kernels import triton_attention  # not where there is no Triton
+
+        triton_attention.span_attention(q, k_cache, v_cache, spans, scale, out, lse)
+        return
+    spans = spans.host if isinstance(spans, DeviceSpans) else spans
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     if dim % 16 or heads % kv_heads or heads > MAX_ROWS * kv_heads:
@@ -108,15 +115,16 @@ def prefix_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    spans: Spans,
+    spans: Spans | DeviceSpans,
     scale: float,
     out: Tensor,
     lse: Tensor,
 ) -> None:
     """Groups of rows against shared nodes, each read once for its whole group; not causal.
 
-    q [T, H, d], row stride free; spans of any number of groups and tree levels; out, lse written
-    where spans are. ValueError: layouts and dtypes other than fp32 and bf16, spans outside.
+    q [T, H, d], row stride free; spans of any number of groups and tree levels, `DeviceSpans` on
+    CUDA lest each call copies them there; out, lse written where spans are. ValueError: layouts
+    and dtypes other than fp32 and bf16, spans outside.
     """
     _run(q, k_cache, v_cache, spans, scale, out, lse)
 
@@ -125,7 +133,7 @@ def decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    spans: Spans,
+    spans: Spans | DeviceSpans,
     scale: float,
     out: Tensor,
     lse: Tensor,
@@ -141,7 +149,7 @@ def prefill_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    spans: Spans,
+    spans: Spans | DeviceSpans,
     scale: float,
     out: Tensor,
     lse: Tensor,
@@ -160,6 +168,11 @@ def merge_states(out: Tensor, lse: Tensor, result: Tensor) -> None:
     [T, H, d] or [T, H * d], fp32 or bf16, contiguous, written; all parts empty: 0. ValueError:
     other shapes, dtypes or strides.
     """
+    if out.is_cuda:
+        from kernels import triton_merge
+
+        triton_merge.merge_states(out, lse, result)
+        return
     states, rows, heads, dim = out.shape
     if lse.shape != out.shape[:3] or result.numel() != rows * heads * dim or dim % 16 or not states:
         raise ValueError(

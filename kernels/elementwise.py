@@ -15,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     x [T, D], row stride free; weight [D] in x's dtype; out [T, D] contiguous, written (None: a
     new tensor) and returned.
     """
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _norm(False, x, x, weight, eps, out)
     return out
 
@@ -26,6 +26,13 @@ def qk_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x [T, heads, head_dim], only the last two dimensions contiguous; weight [head_dim] or
     [heads * head_dim] in x's dtype, which says over what; returns a new [T, heads, head_dim].
     """
+    if x.is_cuda:
+        from kernels import triton_elementwise
+
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        pieces = x.shape[1] * x.shape[2] // len(weight)
+        triton_elementwise.norm(x, None, weight, eps, out, pieces)
+        return out
     return rms_norm(x.reshape(-1, len(weight)), weight, eps).view(x.shape)
 
 
@@ -37,12 +44,17 @@ def add_rms_norm(
     x [T, D]; residual [T, D] contiguous, written; out [T, D], written (None: a new tensor) and
     returned; may be x.
     """
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _norm(True, x, residual, weight, eps, out)
     return out
 
 
 def _norm(adds: bool, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    if x.is_cuda:
+        from kernels import triton_elementwise
+
+        triton_elementwise.norm(x, residual if adds else None, weight, eps, out)
+        return
     rows, dim = x.shape
     bf16 = _is_bf16(x, dim)
     norm_rows(
@@ -73,8 +85,14 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     gate_up [T, 2 I], gate first; out [T, I] contiguous, written (None: a new tensor), returned.
     """
     rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
+    if out is None:
+        out = torch.empty((rows, dim), dtype=gate_up.dtype, device=gate_up.device)
+    if gate_up.is_cuda:
+        from kernels import triton_elementwise
+
+        triton_elementwise.silu_mul(gate_up, out)
+        return out
     bf16 = _is_bf16(gate_up, dim)
-    out = torch.empty((rows, dim), dtype=gate_up.dtype) if out is None else out
     silu_rows(
         bf16,
         gate_up.data_ptr(),

@@ -40,6 +40,11 @@ def write_kv(
     views of one fused row: only the last two dimensions must be contiguous. cos_sin fp32
     [max_positions, d] of `rope_table`; positions, slots int64 [T]; k_cache, v_cache written.
     """
+    if k.is_cuda:
+        from kernels import triton_kv
+
+        triton_kv.write_kv(q, k, v, cos_sin, positions, slots, k_cache, v_cache)
+        return
     rows, kv_heads, dim = k.shape
     if dim % 16 or k.stride(1) != dim or v.stride(1) != dim:
         raise ValueError(f"head_dim {dim} is no multiple of 16, or heads are not contiguous")
@@ -117,6 +122,11 @@ def _copy(to_cache: bool, rows: Tensor, slots: Tensor, k_cache: Tensor, v_cache:
     size = k_cache[0].numel()
     if width != 2 * size or rows.dtype != k_cache.dtype or rows.stride(1) != 1:
         raise ValueError(f"rows {list(rows.shape)} {rows.dtype} do not fit {2 * size} a slot")
+    if rows.is_cuda:
+        from kernels import triton_kv
+
+        triton_kv.copy_rows(to_cache, rows, slots, k_cache, v_cache)
+        return
     item = rows.element_size()
     copy_rows(
         to_cache,
