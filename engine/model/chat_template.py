@@ -72,10 +72,21 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         """The chat's text, by default ready for the next answer. Raises jinja2.TemplateError."""
+        records = [{"role": role, "content": content} for role, content in messages]
+        return self.render_records(records, generation_prompt=generation_prompt)
+
+    def render_records(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        """The same of messages with all their fields, and with tools. Raises TemplateError."""
         try:
             return self._template.render(
-                messages=[{"role": role, "content": content} for role, content in messages],
-                tools=None,
+                messages=messages,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=generation_prompt,
                 **self._special_tokens,

@@ -76,7 +76,9 @@ class ChatTokenizer:
         self._adds_bos = self._bos_id is not None and self._full.encode("").ids[:1] == [
             self._bos_id
         ]
-        self._pieces = ChatTemplate(template, special_tokens).pieces()
+        self.template = ChatTemplate(template, special_tokens)
+        self.template_source = template
+        self.pieces = self.template.pieces()
         self.eos_token_ids: frozenset[int] = self._end_tokens(model_dir, special_tokens)
 
     @property
@@ -89,13 +91,17 @@ class ChatTokenizer:
 
         An empty system prompt is none: the template's own default then applies.
         """
-        pieces = self._pieces
+        pieces = self.pieces
         if system_prompt:
             ids = self._encode_around(
                 pieces.system_open, system_prompt, pieces.system_close, at_start=True
             )
         else:
-            ids = self._encode_piece(pieces.no_system, at_start=True)
+            ids = self.encode_piece(pieces.no_system, at_start=True)
+        return self.with_one_bos(ids)
+
+    def with_one_bos(self, ids: list[int]) -> list[int]:
+        """The ids of a sequence's start, begun by one BOS if the model has it."""
         if self._bos_id is None:
             return ids
         content = 0
@@ -110,8 +116,12 @@ class ChatTokenizer:
 
         Other than the `first`, it also holds the end of the answer before it.
         """
-        opening = self._pieces.user_open if first else self._pieces.next_user_open
-        return self._encode_around(opening, text, self._pieces.user_close, at_start=False)
+        opening = self.pieces.user_open if first else self.pieces.next_user_open
+        return self._encode_around(opening, text, self.pieces.user_close, at_start=False)
+
+    def spells_control_token(self, text: str) -> bool:
+        """Whether the text, if it were taken for the template's own, would hold control tokens."""
+        return self._control.search(text) is not None
 
     def encode_text(self, text: str) -> list[int]:
         """The text as ordinary tokens, whatever control tokens it spells.
@@ -160,12 +170,12 @@ class ChatTokenizer:
         head = opening.rstrip(" ")
         text = opening[len(head) :] + text
         return [
-            *self._encode_piece(head, at_start=at_start),
+            *self.encode_piece(head, at_start=at_start),
             *self.encode_text(text),
-            *self._encode_piece(closing, at_start=False),
+            *self.encode_piece(closing, at_start=False),
         ]
 
-    def _encode_piece(self, piece: str, *, at_start: bool) -> list[int]:
+    def encode_piece(self, piece: str, *, at_start: bool) -> list[int]:
         """Ids of what the template wrote; only a sequence's start gets a tokenizer's own prefix."""
         control = self._control.search(piece)
         head = piece if control is None else piece[: control.start()]
@@ -200,7 +210,7 @@ class ChatTokenizer:
             if (model_dir / name).exists():
                 configured = _read_json(model_dir / name).get("eos_token_id")
                 found.update(configured if isinstance(configured, list) else [configured])
-        end_of_turn = self._control.match(self._pieces.next_user_open.lstrip())
+        end_of_turn = self._control.match(self.pieces.next_user_open.lstrip())
         if end_of_turn is not None:
             found.add(self._full.token_to_id(end_of_turn.group()))
         ids = frozenset(token_id for token_id in found if token_id is not None)
