@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.profile.record import DiskRead
+
 CheckpointMethod = Literal["auto", "hidden", "kv", "recompute"]
 DType = Literal["auto", "fp32", "bf16"]
 
@@ -28,3 +30,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_cap_bytes: int = 8 << 30
     staging_bytes: int = 256 << 20
     num_threads: int = 0  # 0: one per core
+    profile_path: str = ""  # where measured figures are kept; empty: nothing is measured
+    disk: DiskRead | None = None  # how fast checkpoints are read; None: it was not measured

@@ -12,20 +12,20 @@ from engine.config import EngineConfig
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE, PagePool
 from engine.messages import EngineInfo
-from engine.model.attention import FixedGate, Gate
 from engine.model.model_config import read_model_config
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
+from engine.profile.choice import make_gate, make_plans
+from engine.profile.machine import dtype_name
 from engine.restoration.checkpoint import CODING, Recorder
 from engine.restoration.chunk_store import ChunkStore
-from engine.restoration.plan import choose_plan
+from engine.restoration.leading import LeadingLayers
 from engine.restoration.restorer import Restorer
 from engine.scheduler import Scheduler
 from kernels.threading import configure_torch
 from kernels.warm_up import warm_up
 
-BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 MIN_PAGES = 4
 
 
@@ -66,17 +66,23 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     weights = load_weights(model_dir, geometry, dtype, context_length)
     warm_up(dtype, head_dim)
     cache = KVCache(geometry.num_layers, num_pages, heads, head_dim, dtype)
-    plan = choose_plan(
-        config.checkpoint_method, geometry.num_layers, geometry.hidden_size, heads * head_dim
-    )
+    gate = make_gate(config, geometry, dtype)
+    plans = make_plans(config, weights)
+    plan = plans.plan(0, 0)
     recorder: Recorder | None = None
     if store is not None:
         store.collect(weights.fingerprint)
         recorder = Recorder(
-            plan, cache, store, weights.fingerprint, geometry.hidden_size, config.staging_bytes
+            plans,
+            cache,
+            store,
+            weights.fingerprint,
+            geometry.hidden_size,
+            context_length,
+            config.staging_bytes,
         )
-    runner = ModelRunner(weights, cache, recorder, _gate(config))
-    restorer = Restorer(store, recorder, cache, runner.decoder.restore, weights.fingerprint)
+    runner = ModelRunner(weights, cache, recorder, gate)
+    restorer = Restorer(store, recorder, cache, LeadingLayers(runner.decoder, gate))
     info = EngineInfo(
         model_name=config.model_name,
         family=geometry.family.name,
@@ -111,16 +117,6 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     )
 
 
-def _gate(config: EngineConfig) -> Gate:
-    return FixedGate(config.share_prefix != "never")
-
-
 def resolve_dtype(name: str) -> torch.dtype:
     """`auto` is bf16 where the CPU has instructions for it, else fp32."""
-    if name == "auto":
-        try:
-            flags = Path("/proc/cpuinfo").read_text().split()
-        except OSError:
-            flags = []
-        name = "bf16" if any(flag in flags for flag in BF16_FLAGS) else "fp32"
-    return torch.bfloat16 if name == "bf16" else torch.float32
+    return torch.bfloat16 if dtype_name(name) == "bf16" else torch.float32

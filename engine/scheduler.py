@@ -98,7 +98,7 @@ class Scheduler:
         if first:
             request.resident_tokens = seq.offset + seq.num_computed
         end = request.history_end - seq.offset if first else len(seq) - 1
-        request.restore = self._restorer.begin(seq, seq.num_computed, end)
+        request.restore = self._restorer.begin(seq, request.path, seq.num_computed, end)
         if request.restore is None:
             self._prefill_from(request, [(seq.num_computed, len(seq))])
         else:
@@ -161,7 +161,7 @@ class Scheduler:
                     above.users.discard(load)
                 return False
         node.state = NodeState.LOADING
-        load.restore = self._restorer.begin(node.seq, 0, len(node))
+        load.restore = self._restorer.begin(node.seq, path, 0, len(node))
         self.node_loads.append(load)
         if load.restore is None:
             self._prefill_from(load, [(0, len(node))])
@@ -187,7 +187,7 @@ class Scheduler:
         if not self.resident.begin(load, chat_id, prefix, history_ids, lambda: False):
             return
         seq = load.sequence
-        load.restore = self._restorer.begin(seq, seq.num_computed, len(seq))
+        load.restore = self._restorer.begin(seq, load.path, seq.num_computed, len(seq))
         if load.restore is None:
             self.resident.end(load)
         else:

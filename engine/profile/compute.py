@@ -16,7 +16,7 @@ from engine.memory.page_pool import PAGE_SIZE
 from engine.model.decoder import Decoder
 from engine.model.weights import Weights
 from engine.profile.record import SLICE_TOKENS, ComputeCosts, undisturbed
-from engine.restoration.restore import put_kv
+from engine.restoration.stripes import put_kv
 from kernels.attention import merge_states, prefill_attention
 from kernels.linear import PackedLinear
 from kernels.spans import Spans

@@ -8,7 +8,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from engine.config import DType, EngineConfig
+from engine.config import EngineConfig
 from engine.model.model_config import ModelConfig
 
 LAYOUT_VERSION = 1  # of what the figures mean; a change makes older ones be measured again
@@ -29,7 +29,7 @@ def cpu_flags() -> frozenset[str]:
     return frozenset((_cpu_field("flags") or _cpu_field("Features")).split())
 
 
-def dtype_name(wanted: DType) -> str:
+def dtype_name(wanted: str) -> str:
     """`fp32` or `bf16`: `auto` is bf16 where the CPU has instructions for it."""
     if wanted == "auto":
         return "bf16" if cpu_flags() & BF16_FLAGS else "fp32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import Sequence
 from engine.restoration.chunk_store import ChunkStore
-from engine.restoration.plan import CheckpointPlan
+from engine.restoration.plan import LayerMethod, Plans
 
 CODING = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -41,30 +42,32 @@ class _Slot:
 class Recorder:
     """Owns the staging buffers: the engine thread fills them, the store's writer reads them.
 
-    staging [num_buffers, hidden_layers, 64, hidden_size]. K/V chunks need no staging while layers
+    staging [num_buffers, staged layers, 64, hidden_size]. K/V chunks need no staging while layers
     run: a stripe is exactly a page, from which they are copied once it is full or flushed. The
     engine never waits for the disk: without a free buffer the chunk is dropped and counted.
     """
 
     def __init__(
         self,
-        plan: CheckpointPlan,
+        plans: Plans,
         cache: KVCache,
         store: ChunkStore,
         fingerprint: bytes,
         hidden_size: int,
+        context_length: int,
         budget_bytes: int,
     ) -> None:
-        self.plan = plan
-        self.fingerprint = fingerprint
         self.stripes_dropped = 0
+        self._plans = plans
         self._cache = cache
         self._store = store
+        self._fingerprint = fingerprint
         self._dtype = cache.kv.dtype
         self._budget = budget_bytes
-        self._layer_index = {layer: i for i, layer in enumerate(plan.hidden_layers)}
-        self._kv_layers = torch.tensor(plan.kv_layers, dtype=torch.int64)
-        hidden = len(plan.hidden_layers)
+        # every layer that some plan stores as hidden states is staged; a stripe takes its plan's
+        hidden_layers = plans.hidden_layers(context_length)
+        self._layer_index = {layer: i for i, layer in enumerate(hidden_layers)}
+        hidden = len(hidden_layers)
         buffer_bytes = hidden * PAGE_SIZE * hidden_size * self._dtype.itemsize
         count = budget_bytes // 2 // buffer_bytes if hidden else 0
         if hidden and count == 0:
@@ -146,16 +149,20 @@ class Recorder:
         if stripe in slots:
             slots[stripe].rows = min(slots[stripe].rows, rows)
 
-    def adopt(self, seq: Sequence, page: int, layer: int, rows: Tensor) -> None:
-        """Take restored rows [n, hidden_size] of a page's partial stripe, to be extended."""
-        index = self._layer_index.get(layer)
-        if index is None:
+    def adopt(self, seq: Sequence, page: int, hidden: Mapping[int, Tensor]) -> None:
+        """Take restored rows of a page's partial stripe, so that it can be extended.
+
+        hidden: by layer [n, hidden_size]. Without all layers that are staged the rest of the
+        stripe is saved as K/V.
+        """
+        if not self._layer_index or not self._layer_index.keys() <= hidden.keys():
             return
         stripe = _stripe(seq, page)
         slot = self._slots.get(seq, {}).get(stripe) or self._slot(seq, stripe, 0)
         if slot is not None:
-            self._staging[slot.index, index, : len(rows)] = rows
-            slot.rows = len(rows)
+            for layer, index in self._layer_index.items():
+                slot.rows = len(hidden[layer])
+                self._staging[slot.index, index, : slot.rows] = hidden[layer]
 
     def drop(self, seq: Sequence) -> None:
         """The sequence gives up its memory; its buffers return."""
@@ -183,38 +190,36 @@ class Recorder:
         return slot
 
     def _submit(self, seq: Sequence, page: int, rows: int) -> None:
-        """Hand the first rows of a page's stripe to the writer."""
+        """Hand the first rows of a page's stripe to the writer, by the plan for a chat so long."""
         start = page * PAGE_SIZE
-        if start + rows <= seq.num_saved or not (self._layer_index or len(self._kv_layers)):
+        if start + rows <= seq.num_saved:
             return
-        methods = self.plan.methods
-        buffers: dict[int, Tensor] = {}
-        in_flight = 0
-        staged: _Slot | None = None
+        plan = self._plans.plan(seq.position - seq.offset, seq.offset + start + rows)
+        hidden_layers, kv_layers = plan.hidden_layers, plan.kv_layers
         partial = rows < PAGE_SIZE
-        kv_layers, kv_index = self.plan.kv_layers, self._kv_layers
-        if self._layer_index:
-            stripe = _stripe(seq, page)
-            staged = self._slots.get(seq, {}).get(stripe)
-            if staged is None or staged.rows < rows:
-                # Its first tokens came by a copy of their K/V, or no buffer was free: their hidden
-                # states are gone, but their K/V are here.
-                staged = None
-                methods = tuple("kv" if m == "hidden" else m for m in methods)
-                kv_layers = tuple(i for i, m in enumerate(methods) if m == "kv")
-                kv_index = torch.tensor(kv_layers, dtype=torch.int64)
-        if staged is not None:
-            hidden = self._staging[staged.index, :, :rows]
+        staged = self._slots.get(seq, {}).get(_stripe(seq, page))
+        if hidden_layers and (staged is None or staged.rows < rows):
+            # Its first tokens came by a copy of their K/V, or no buffer was free: their hidden
+            # states are gone, but their K/V are here.
+            hidden_layers, kv_layers = (), hidden_layers + kv_layers
+        methods: dict[int, LayerMethod] = {}
+        buffers: list[Tensor] = []
+        in_flight = 0
+        for layer in hidden_layers:
+            assert staged is not None, "hidden states that were not staged are to be saved"
+            chunk = self._staging[staged.index, self._layer_index[layer], :rows]
             if partial:
-                hidden = hidden.clone()  # the rows may change while the writer reads
-                in_flight += hidden.nbytes
-            buffers |= {layer: hidden[i] for layer, i in self._layer_index.items()}
+                chunk = chunk.clone()  # the rows may change while the writer reads
+                in_flight += chunk.nbytes
+            methods[layer] = "hidden"
+            buffers.append(chunk)
         if kv_layers:
             first = seq.page_ids[page] * PAGE_SIZE
-            kv = self._cache.kv[:, :, first : first + rows]
-            copied = kv.contiguous() if len(kv_layers) == len(kv) else kv[kv_index]
+            layers = slice(kv_layers[0], kv_layers[-1] + 1)
+            copied = self._cache.kv[layers, :, first : first + rows].contiguous()
             in_flight += copied.nbytes
-            buffers |= {layer: copied[i] for i, layer in enumerate(kv_layers)}
+            methods |= dict.fromkeys(kv_layers, "kv")
+            buffers.extend(copied)
         slot_index: int | None = None
         if staged is not None and not partial:
             slot_index = self._slots[seq].pop(_stripe(seq, page)).index
@@ -223,9 +228,12 @@ class Recorder:
             if slot_index is not None:
                 self._free.append(slot_index)
             return
-        self._in_flight_bytes += in_flight
         seq.num_saved = start + rows
-        order = sorted(buffers)
+        if not buffers:
+            if slot_index is not None:
+                self._free.append(slot_index)
+            return
+        self._in_flight_bytes += in_flight
         ended = self._ended
 
         def done(durable: bool) -> None:
@@ -233,12 +241,12 @@ class Recorder:
 
         self._store.append(
             owner=seq.owner,
-            fingerprint=self.fingerprint,
+            fingerprint=self._fingerprint,
             start=seq.offset + start,
             parent_digest=seq.digest_before(page).value,
             ids=seq.array(start, start + rows),
-            chunks=[(i, methods[i], CODING[self._dtype]) for i in order],
-            payload=[buffers[i].reshape(-1).view(torch.uint8).numpy() for i in order],
+            chunks=[(layer, method, CODING[self._dtype]) for layer, method in methods.items()],
+            payload=[buffer.reshape(-1).view(torch.uint8).numpy() for buffer in buffers],
             done=done,
         )
 

@@ -3,89 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE
+from engine.memory.prefix_tree import PrefixNode
 from engine.memory.sequence import Sequence
 from engine.restoration.checkpoint import Recorder
-from engine.restoration.chunk_store import ChunkStore, LayerChunk, LoadedStripe, StripeRef
-
-Project = Callable[[int, Tensor, Tensor, Tensor], None]
+from engine.restoration.chunk_store import ChunkStore, LoadedStripe, StripeRef
+from engine.restoration.leading import LeadingLayers
+from engine.restoration.stripes import absent_layers, hidden_rows, kv_runs, layer_methods, put_kv
 
 READ_AHEAD_BYTES = 32 << 20  # of one restore
-STRIPES_PER_SLICE = 8  # projected together: 512 rows fill the GEMM
+STRIPES_PER_SLICE = 8  # brought in together: 512 rows fill the GEMM
+STRIPES_BESIDE_OTHERS = 2  # where whole layers run, so that one of them takes a few milliseconds
 WAIT_S = 0.002  # for the next stripe when there is nothing else to do
 
 
-def put_kv(kv: Tensor, layers: range, slots: slice, payload: Tensor, num_tokens: int) -> None:
-    """Copy the stored K/V of some adjacent layers to the slots of a stripe's leading tokens.
+@dataclass(frozen=True)
+class _Slice:
+    """Stripes that are brought in together: one after another, stored in the same way."""
 
-    kv as of KVCache, written; payload uint8 [bytes], a chunk of `num_tokens` rows per layer one
-    after another.
-    """
-    rows = payload.view(kv.dtype).view(len(layers), 2, num_tokens, *kv.shape[3:])
-    kv[layers.start : layers.stop, :, slots] = rows[:, :, : slots.stop - slots.start]
-
-
-def kv_runs(chunks: Seq[LayerChunk]) -> list[list[LayerChunk]]:
-    """The K/V chunks of a stripe, grouped into runs of layers whose bytes are adjacent."""
-    runs: list[list[LayerChunk]] = []
-    for chunk in chunks:
-        if chunk.method != "kv":
-            continue
-        last = runs[-1][-1] if runs else None
-        if last is not None and (chunk.layer, chunk.offset) == (
-            last.layer + 1,
-            last.offset + last.length,
-        ):
-            runs[-1].append(chunk)
-        else:
-            runs.append([chunk])
-    return runs
-
-
-def find_stripes(
-    store: ChunkStore, seq: Sequence, fingerprint: bytes, start: int, end: int
-) -> list[StripeRef]:
-    """Stripes on disk that hold tokens of [start, end) of a sequence, in order of position.
-
-    Their own positions count from the owner's first token.
-    """
-    if start >= end:
-        return []
-    stripes = range(start // PAGE_SIZE, -(-end // PAGE_SIZE))
-    wanted = [
-        (
-            seq.offset + s * PAGE_SIZE,
-            seq.digest_before(s).value,
-            seq.array(s * PAGE_SIZE, min(end, (s + 1) * PAGE_SIZE)),
-        )
-        for s in stripes
-    ]
-    return [ref for ref in store.find(seq.owner, fingerprint, wanted) if ref is not None]
+    stripes: list[LoadedStripe]
+    absent: int  # first layers that are not stored
+    start: int  # tokens of the sequence
+    end: int
 
 
 class RestoreJob:
     """Owns one restore: its read stream, and which tokens came back. Engine thread only.
 
     Stripes come one after the other (token group by token group): the file is read in one
-    sequential sweep, and the sequence's leading tokens are complete first.
+    sequential sweep, the sequence's leading tokens are complete first, and layers that are not
+    stored can run as soon as all tokens before a slice have theirs. Tokens whose stripe is lost
+    get the K/V of just these layers here, and all of them by the prefill that follows.
     """
 
     def __init__(
         self,
         store: ChunkStore,
         seq: Sequence,
+        path: Seq[PrefixNode],
         refs: Seq[StripeRef],
         cache: KVCache,
-        project: Project,
+        leading: LeadingLayers,
         recorder: Recorder | None,
     ) -> None:
+        """`path`: the nodes before the sequence, kept up to date by their owner."""
         self.seq = seq
         self.ranges: list[tuple[int, int]] = []  # of tokens restored, half-open, ascending
         self.tokens_total = sum(ref.usable for ref in refs)
@@ -97,9 +66,18 @@ class RestoreJob:
         self.finished = False
         self.ended = 0.0
         self.began = time.perf_counter()
+        self._path = path
         self._cache = cache
-        self._project = project
+        self._num_layers = len(cache.k)
+        self._leading = leading
         self._recorder = recorder
+        self._pending: list[LoadedStripe] = []  # came in, in order, not brought in yet
+        self._slice: _Slice | None = None
+        self._steps: Iterator[None] | None = None  # what is left to do for the slice
+        self._covered = seq.num_computed  # tokens up to here were brought in, or are a hole
+        self._holes: list[tuple[int, int]] = []  # of tokens without K/V of absent layers
+        depths = (absent_layers(ref, self._num_layers) or 0 for ref in refs)
+        self._deepest = max(depths, default=0)
         self._stream = store.read(seq.owner, refs, budget_bytes=READ_AHEAD_BYTES)
 
     @property
@@ -112,29 +90,30 @@ class RestoreJob:
         return ((self.ended or time.perf_counter()) - self.began) * 1e3
 
     def advance(self, budget_s: float, wait: bool) -> None:
-        """Write what came in to the pages, for about `budget_s` seconds.
+        """Bring in what was read, for about `budget_s` seconds: at least a layer, if any is due.
 
         With `wait`, wait a little for the disk when nothing came in.
         """
         deadline = time.perf_counter() + budget_s
-        pending: list[LoadedStripe] = []
         while not self.finished:
-            pending.extend(self._stream.poll(WAIT_S if wait and not pending else 0.0))
-            batch, pending = pending[:STRIPES_PER_SLICE], pending[STRIPES_PER_SLICE:]
-            if batch:
-                began = time.perf_counter()
-                self._write(batch)
-                self.compute_s += time.perf_counter() - began
-            elif self._stream.finished:
-                self.finished = True
-                self.ended = time.perf_counter()
-            elif not wait:
+            if self._steps is None and not self._begin_slice(wait):
                 break
-            if time.perf_counter() >= deadline and not pending:
+            if self._steps is not None:
+                began = time.perf_counter()
+                for _ in self._steps:
+                    if time.perf_counter() >= deadline:
+                        break
+                else:
+                    self._steps = self._slice = None
+                self.compute_s += time.perf_counter() - began
+            if time.perf_counter() >= deadline:
                 break
 
     def cancel(self) -> None:
         """Stop reading. Pages are not written by readers, so they can be released at once."""
+        for stripe in (*self._pending, *(self._slice.stripes if self._slice else ())):
+            self._stream.release(stripe)
+        self._pending, self._slice, self._steps = [], None, None
         self._stream.cancel()
         self.finished = True
         self.ended = time.perf_counter()
@@ -155,38 +134,108 @@ class RestoreJob:
             holes.append((at, end))
         return [(a, b) for a, b in holes if a < b]
 
-    def _write(self, stripes: Seq[LoadedStripe]) -> None:
-        """Copy or project the chunks of these stripes into their pages."""
-        hidden: dict[int, list[tuple[Tensor, LoadedStripe]]] = {}
-        good: list[LoadedStripe] = []
-        for stripe in stripes:
-            if stripe.payload is None:
-                self.rejected.append(stripe.error)
-                continue
-            good.append(stripe)
-            self.bytes_read += stripe.ref.payload_bytes
-            data, ref = torch.from_numpy(stripe.payload), stripe.ref
-            for chunk in ref.chunks:
-                if chunk.method == "hidden":
-                    raw = data[chunk.offset : chunk.offset + chunk.length]
-                    rows = raw.view(self._cache.kv.dtype).view(ref.num_tokens, -1)
-                    hidden.setdefault(chunk.layer, []).append((rows, stripe))
-            for run in kv_runs(ref.chunks):
+    # -- slices --------------------------------------------------------------------------------
+
+    def _begin_slice(self, wait: bool) -> bool:
+        """Make the next slice the current one, or finish; False when nothing can be done now."""
+        self._pending.extend(self._stream.poll(WAIT_S if wait and not self._pending else 0.0))
+        while self._pending and self._pending[0].payload is None:
+            self.rejected.append(self._pending.pop(0).error)
+        if not self._pending:
+            if self._stream.finished:
+                self.finished = True
+                self.ended = time.perf_counter()
+            return wait
+        absent = absent_layers(self._pending[0].ref, self._num_layers)
+        if absent is None:
+            stripe = self._pending.pop(0)
+            self.rejected.append("it does not hold the layers of this model")
+            self._stream.release(stripe)
+            return True
+        if absent > 1 and not self._leading.ready(self._path):
+            return False
+        limit = STRIPES_PER_SLICE if wait or absent < 2 else STRIPES_BESIDE_OTHERS
+        stripes = [self._pending.pop(0)]
+        methods = layer_methods(stripes[0].ref)
+        while self._pending and len(stripes) < limit:
+            ref, last = self._pending[0].ref, stripes[-1].ref
+            if (
+                self._pending[0].payload is None
+                or layer_methods(ref) != methods
+                or ref.start != last.start + last.usable
+            ):
+                break
+            stripes.append(self._pending.pop(0))
+        start = self._start(stripes[0].ref)
+        end = self._start(stripes[-1].ref) + stripes[-1].ref.usable
+        self._slice = _Slice(stripes, absent, start, end)
+        self._steps = self._bring_in(self._slice)
+        return True
+
+    def _bring_in(self, part: _Slice) -> Iterator[None]:
+        """Write the K/V of a slice's tokens, all layers; pauses after each layer."""
+        kept: dict[int, Tensor] = {}  # hidden states of a partial last stripe, by layer
+        last = part.stripes[-1].ref
+        rest = last.usable if last.usable < PAGE_SIZE and self._recorder is not None else 0
+        for stripe in part.stripes:
+            assert stripe.payload is not None, "a stripe without payload was put into a slice"
+            data = torch.from_numpy(stripe.payload)
+            for run in kv_runs(stripe.ref.chunks):
                 raw = data[run[0].offset : run[-1].offset + run[-1].length]
                 layers = range(run[0].layer, run[-1].layer + 1)
-                put_kv(self._cache.kv, layers, self._slots(ref), raw, ref.num_tokens)
-        if hidden:
-            self._project_layers(hidden)
-        for stripe in good:
-            ref = stripe.ref
-            self.methods.update(chunk.method for chunk in ref.chunks)
-            self.tokens_done += ref.usable
-            start = self._start(ref)
-            if self.ranges and self.ranges[-1][1] == start:
-                self.ranges[-1] = (self.ranges[-1][0], start + ref.usable)
-            else:
-                self.ranges.append((start, start + ref.usable))
+                put_kv(self._cache.kv, layers, self._slots(stripe.ref), raw, stripe.ref.num_tokens)
+        yield
+        if part.start > self._covered:
+            self._holes.append((self._covered, part.start))
+        if part.absent:
+            yield from self._run_absent(part, kept, rest)
+        yield from self._project_stored(part, kept, rest)
+        self._covered = part.end
+        if rest and self._recorder is not None:
+            self._recorder.adopt(self.seq, self._start(last) // PAGE_SIZE, kept)
+        for stripe in part.stripes:
+            self.methods.update(layer_methods(stripe.ref))
+            self.bytes_read += stripe.ref.payload_bytes
             self._stream.release(stripe)
+        self.tokens_done += part.end - part.start
+        if self.ranges and self.ranges[-1][1] == part.start:
+            self.ranges[-1] = (self.ranges[-1][0], part.end)
+        else:
+            self.ranges.append((part.start, part.end))
+
+    def _run_absent(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[None]:
+        """K/V of the layers that are not stored: all but the last run in full, it is projected."""
+        if part.absent > 1:
+            self.methods.add("recompute")
+            for start, end in self._holes:
+                for at in range(start, end, STRIPES_PER_SLICE * PAGE_SIZE):
+                    stop = min(end, at + STRIPES_PER_SLICE * PAGE_SIZE)
+                    depth = self._deepest - 1
+                    for _ in self._leading.run(self.seq, self._path, at, stop, depth):
+                        yield
+            self._holes = []
+        inputs = self._leading.run(self.seq, self._path, part.start, part.end, part.absent - 1)
+        for layer, hidden in enumerate(inputs):
+            if rest:
+                kept[layer] = hidden[-rest:].clone()
+            if layer == part.absent - 1:
+                self._leading.decoder.restore(layer, hidden, *self._places(part))
+            yield
+
+    def _project_stored(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[None]:
+        """K/V of the layers whose hidden states are stored."""
+        dtype = self._cache.kv.dtype
+        for i, chunk in enumerate(part.stripes[0].ref.chunks):
+            if chunk.method != "hidden":
+                continue
+            rows = [hidden_rows(stripe, stripe.ref.chunks[i], dtype) for stripe in part.stripes]
+            hidden = torch.cat(rows)
+            if rest:
+                kept[chunk.layer] = hidden[-rest:]
+            self._leading.decoder.restore(chunk.layer, hidden, *self._places(part))
+            yield
+
+    # -- where things are ----------------------------------------------------------------------
 
     def _start(self, ref: StripeRef) -> int:
         """The stripe's first token in the sequence."""
@@ -196,23 +245,11 @@ class RestoreJob:
         first = self.seq.page_ids[self._start(ref) // PAGE_SIZE] * PAGE_SIZE
         return slice(first, first + ref.usable)
 
-    def _project_layers(self, hidden: dict[int, list[tuple[Tensor, LoadedStripe]]]) -> None:
-        slots: dict[int, Tensor] = {}
-        positions: dict[int, Tensor] = {}
-        for layer, parts in sorted(hidden.items()):
-            for _, stripe in parts:
-                ref = stripe.ref
-                if ref.start not in slots:
-                    where = self._slots(ref)
-                    first = self.seq.position + self._start(ref)
-                    slots[ref.start] = torch.arange(where.start, where.stop)
-                    positions[ref.start] = torch.arange(first, first + ref.usable)
-            starts = [stripe.ref.start for _, stripe in parts]
-            rows = torch.cat([rows[: stripe.ref.usable] for rows, stripe in parts])
-            at = torch.cat([positions[s] for s in starts])
-            self._project(layer, rows, at, torch.cat([slots[s] for s in starts]))
-            last_rows, last = parts[-1]
-            if self._recorder is not None and last.ref.usable < PAGE_SIZE:
-                stripe_number = self._start(last.ref) // PAGE_SIZE
-                kept = last_rows[: last.ref.usable]
-                self._recorder.adopt(self.seq, stripe_number, layer, kept)
+    def _places(self, part: _Slice) -> tuple[Tensor, Tensor]:
+        """Positions and slots of a slice's tokens, int64 [n] each."""
+        slots = [self._slots(stripe.ref) for stripe in part.stripes]
+        position = self.seq.position
+        return (
+            torch.arange(position + part.start, position + part.end),
+            torch.cat([torch.arange(where.start, where.stop) for where in slots]),
+        )

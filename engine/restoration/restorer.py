@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from engine.memory.kv_cache import KVCache
+from engine.memory.prefix_tree import PrefixNode
 from engine.memory.sequence import Sequence
 from engine.restoration.checkpoint import Recorder
 from engine.restoration.chunk_store import ChunkStore
-from engine.restoration.restore import Project, RestoreJob, find_stripes
+from engine.restoration.leading import LeadingLayers
+from engine.restoration.restore import RestoreJob
+from engine.restoration.stripes import find_stripes
 
 
 class Restorer:
-    """Binds a store, a recorder and a projection; without a store nothing is saved or found."""
+    """Binds a store, a recorder and the model; without a store nothing is saved or found."""
 
     def __init__(
         self,
         store: ChunkStore | None,
         recorder: Recorder | None,
         cache: KVCache,
-        project: Project,
-        fingerprint: bytes,
+        leading: LeadingLayers,
     ) -> None:
         self._store = store
         self._recorder = recorder
         self._cache = cache
-        self._project = project
-        self._fingerprint = fingerprint
+        self._leading = leading
 
-    def begin(self, seq: Sequence, start: int, end: int) -> RestoreJob | None:
-        """Read back what is on disk of tokens [start, end); None when there is nothing."""
+    def begin(
+        self, seq: Sequence, path: Seq[PrefixNode], start: int, end: int
+    ) -> RestoreJob | None:
+        """Read back what is on disk of tokens [start, end); None when there is nothing.
+
+        `path` are the nodes before the sequence, which layers that are not stored attend to.
+        """
         if self._store is None:
             return None
-        refs = find_stripes(self._store, seq, self._fingerprint, start, end)
+        fingerprint = self._leading.decoder.weights.fingerprint
+        refs = find_stripes(self._store, seq, fingerprint, start, end)
         if not refs:
             return None
-        return RestoreJob(self._store, seq, refs, self._cache, self._project, self._recorder)
+        return RestoreJob(self._store, seq, path, refs, self._cache, self._leading, self._recorder)
 
     def flush(self, seq: Sequence) -> None:
         """Hand the sequence's unsaved tokens to the writer."""

@@ -1,0 +1,76 @@
+"""What measured figures decide when an engine starts: who shares reads, and what is saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from engine.config import EngineConfig
+from engine.model.attention import FixedGate, Gate
+from engine.model.model_config import ModelConfig
+from engine.model.sharing_gate import SharingGate, measure_attention
+from engine.model.weights import Weights
+from engine.profile.cache import ProfileCache
+from engine.profile.compute import measure_compute
+from engine.profile.geometry import Geometry
+from engine.profile.machine import attention_key, compute_key
+from engine.profile.record import AttentionCosts, ComputeCosts
+from engine.restoration.plan import OnePlan, Plans, choose_plan
+from engine.restoration.planner import Planner
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def make_gate(config: EngineConfig, geometry: ModelConfig, dtype: torch.dtype) -> Gate:
+    """Who shares the read of a node: as the settings say, or by what was measured.
+
+    Where nothing may be measured, every node is shared.
+    """
+    if config.share_prefix != "auto" or not config.profile_path:
+        return FixedGate(config.share_prefix != "never")
+    return SharingGate(attention_costs(config, geometry, dtype))
+
+
+def make_plans(config: EngineConfig, weights: Weights) -> Plans:
+    """What is saved of each chat: as the settings say, or the fastest to restore here."""
+    geometry = weights.config
+    if config.checkpoint_method == "auto" and config.profile_path and config.disk is not None:
+        costs = compute_costs(config, weights)
+        return Planner(Geometry.of(geometry), weights.dtype.itemsize, costs, config.disk)
+    kv_size = geometry.num_kv_heads * geometry.head_dim
+    layers, width = geometry.num_layers, geometry.hidden_size
+    return OnePlan(choose_plan(config.checkpoint_method, layers, width, kv_size))
+
+
+def attention_costs(
+    config: EngineConfig, geometry: ModelConfig, dtype: torch.dtype, *, again: bool = False
+) -> AttentionCosts:
+    """Kept, or measured now."""
+    heads = (geometry.num_heads, geometry.num_kv_heads, geometry.head_dim)
+    measure = partial(_said, "shared reads of prefixes", partial(measure_attention, *heads, dtype))
+    key = attention_key(config, geometry)
+    return _cache(config).obtain(key, AttentionCosts, measure, again=again)
+
+
+def compute_costs(config: EngineConfig, weights: Weights, *, again: bool = False) -> ComputeCosts:
+    """Kept, or measured now."""
+    measure = partial(_said, "layers and projections", partial(measure_compute, weights))
+    key = compute_key(config, weights.config)
+    return _cache(config).obtain(key, ComputeCosts, measure, again=again)
+
+
+def _cache(config: EngineConfig) -> ProfileCache:
+    return ProfileCache(Path(config.profile_path) if config.profile_path else None)
+
+
+def _said(what: str, measure: Callable[[], T]) -> T:
+    """Measure, and say so."""
+    log.info("measuring %s on this machine", what)
+    return measure()

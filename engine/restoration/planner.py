@@ -1,0 +1,108 @@
+"""From measured figures to plans: one machine, one model, chats of any length. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from engine.profile.geometry import Geometry
+from engine.profile.record import SLICE_TOKENS, ComputeCosts, DiskRead
+from engine.restoration.plan import CheckpointPlan, LayerCosts, Prediction, fastest
+
+LEAST_TOKENS = 1024  # a chat is expected to grow at least so long
+MESSAGE_TOKENS = 32  # of a short message, whose answer's first token is waited for
+
+
+@dataclass(frozen=True)
+class RestoredPart:
+    """A run of tokens of a restore that come back in one way."""
+
+    start: int  # tokens before them, shared prefix included
+    num_tokens: int
+    recompute: int  # layers run in full
+    hidden: int  # layers projected
+    kv: int  # layers copied
+    num_bytes: int  # read
+
+
+class Planner:
+    """Chooses the plan of a chat as it is saved. Immutable but for what it remembers."""
+
+    def __init__(
+        self, geometry: Geometry, item_bytes: int, compute: ComputeCosts, disk: DiskRead
+    ) -> None:
+        self.geometry = geometry
+        self.compute = compute
+        self.disk = disk
+        self._item_bytes = item_bytes
+        self._plans: dict[tuple[int, int], CheckpointPlan] = {}
+
+    def costs(self, prefix_tokens: int, num_tokens: int) -> LayerCosts:
+        """One layer over `num_tokens` private tokens behind a shared prefix."""
+        shape, compute = self.geometry, self.compute
+        message = compute.layer(MESSAGE_TOKENS, prefix_tokens + num_tokens)
+        return LayerCosts(
+            num_layers=shape.num_layers,
+            recompute_s=compute.layer(num_tokens, prefix_tokens),
+            hidden_s=compute.hidden(num_tokens),
+            kv_s=compute.kv(num_tokens),
+            hidden_bytes=num_tokens * shape.hidden_size * self._item_bytes,
+            kv_bytes=num_tokens * 2 * shape.kv_size * self._item_bytes,
+            bytes_per_s=self.disk.bytes_per_s,
+            latency_s=self.disk.latency_s,
+            slices=-(-num_tokens // SLICE_TOKENS),
+            answer_s=shape.num_layers * message,
+        )
+
+    def plan(self, prefix_tokens: int, num_tokens: int) -> CheckpointPlan:
+        """The plan for a chat that has `num_tokens` private tokens now, and is expected to grow.
+
+        The same for all lengths up to the next power of two, which is what it is made for.
+        """
+        key = (_prefix_step(prefix_tokens), _step(num_tokens, LEAST_TOKENS))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = fastest(self.costs(*key))
+            reason = f"{plan.reason}, for {key[1]} tokens behind {key[0]} shared ones"
+            plan = self._plans[key] = replace(plan, reason=reason)
+        return plan
+
+    def hidden_layers(self, context_length: int) -> tuple[int, ...]:
+        """Layers whose hidden states any plan within this context stores, ascending."""
+        layers: set[int] = set()
+        for prefix in (0, *_steps(64, context_length // 2)):
+            for tokens in _steps(LEAST_TOKENS, context_length):
+                layers.update(self.plan(prefix, tokens).hidden_layers)
+        return tuple(sorted(layers))
+
+    def predict(self, parts: Iterable[RestoredPart]) -> Prediction:
+        """What a restore of stripes of any plans takes: I/O and compute summed, then the larger."""
+        costs = self.compute
+        compute, num_bytes, tokens = 0.0, 0, 0
+        for part in parts:
+            count = part.num_tokens
+            compute += part.recompute * costs.layer(count, part.start)
+            compute += part.hidden * costs.hidden(count) + part.kv * costs.kv(count)
+            num_bytes += part.num_bytes
+            tokens += count
+        io = num_bytes / self.disk.bytes_per_s
+        slices = max(1, -(-tokens // SLICE_TOKENS))
+        total = max(compute, io) + min(compute, io) / slices + (self.disk.latency_s if io else 0.0)
+        return Prediction(total * 1e3, io * 1e3, compute * 1e3)
+
+
+def _prefix_step(num_tokens: int) -> int:
+    return _step(num_tokens, 64) if num_tokens else 0
+
+
+def _step(num_tokens: int, least: int) -> int:
+    """The next power of two, from `least` on."""
+    return max(least, 1 << (num_tokens - 1).bit_length())
+
+
+def _steps(first: int, limit: int) -> list[int]:
+    """All that `_step` gives for numbers up to `limit`."""
+    steps = [first]
+    while steps[-1] < limit:
+        steps.append(2 * steps[-1])
+    return steps
