@@ -5,6 +5,10 @@ Without a device, CPU tensors pretend to be on one, and Triton's interpreter tak
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -146,3 +150,15 @@ def test_norms_and_activation(place: Place) -> None:
         assert_close(_back(per_head), expected, tolerance)
     activated = elementwise.silu_mul(_moved(x, place))
     assert_close(_back(activated), reference.silu_mul(x), tolerance)
+
+
+def test_the_cpu_needs_no_triton() -> None:
+    """Importing and calling the CPU kernels works where Triton is not installed."""
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from kernels import attention, elementwise, kv, prefix_choice, triton_spans\n"
+        "x = torch.ones(2, 64)\n"
+        "assert elementwise.rms_norm(x, x[0], 0.0).eq(1).all()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
