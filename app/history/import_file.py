@@ -9,26 +9,23 @@ import zipfile
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from app.faults import Fault
+from app.faults import InvalidField
 from app.history.export import FORMAT, VERSION
+from app.history.json_cutter import MIB, JsonBroken, JsonCutter
 
-MIB = 1 << 20
 MAX_UPLOAD_BYTES = 100 * MIB
 MAX_JSON_BYTES = 1024 * MIB  # unpacked
 MAX_CHAT_BYTES = 32 * MIB
 MAX_DIRECTORY_BYTES = 8 * MIB  # of a zip file: about 80,000 files
-CHUNK_BYTES = 256 * 1024
 
 _MEMBER = re.compile(r"(?:.*/)?conversations(?:[-_]\d+)?\.json", re.IGNORECASE)
-_SPACE = re.compile(rb"[ \t\r\n]*")
-_SCALAR = re.compile(rb"[^ \t\r\n,\]}]*")
-_STRUCTURE = re.compile(rb'["{}\[\]]')
-# The rest of a string after its opening quote; possessive, so that it keeps no way back.
-_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
-class ImportRefused(Fault):
+class ImportRefused(InvalidField):
     """The file as a whole cannot be read; the message says why and what would be right."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("file", text)
 
 
 class Entry(NamedTuple):
@@ -47,28 +44,38 @@ class ImportFile:
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        """Raises ImportRefused for what is neither format."""
+        """Takes the file over. Raises ImportRefused for what is neither format, and closes it."""
         self._file = file
         self._number = 0
         self._done_bytes = 0
-        self._current: _Json | None = None
-        file.seek(0)
-        if file.read(2) == b"PK":
-            self._archive: zipfile.ZipFile | None = _open_archive(file)
-            self._members: list[zipfile.ZipInfo | None] = list(_members(self._archive))
-            self.total_bytes = sum(one.file_size for one in self._members if one is not None)
-        else:
-            self._archive, self._members = None, [None]
-            self.total_bytes = file.seek(0, 2)
-        if self.total_bytes > MAX_JSON_BYTES:
+        self._current: JsonCutter | None = None
+        self._archive: zipfile.ZipFile | None = None
+        self._members: list[zipfile.ZipInfo | None] = [None]
+        try:
+            self.total_bytes = self._look()
+            self._entries = self._read()
+            self._first = next(self._entries, None)
+            if self._first is None:
+                raise ImportRefused("There is no chat in this file.")
+        except ImportRefused:
+            file.close()
+            raise
+
+    def _look(self) -> int:
+        """Find out what the file is; returns how many bytes there are to read."""
+        self._file.seek(0)
+        if self._file.read(2) != b"PK":
+            return self._file.seek(0, 2)
+        self._archive = _open_archive(self._file)
+        members = _members(self._archive)
+        self._members = list(members)
+        total = sum(one.file_size for one in members)
+        if total > MAX_JSON_BYTES:
             raise ImportRefused(
-                f"Unpacked, the chats have {self.total_bytes // MIB:,} MiB; "
+                f"Unpacked, the chats have {total // MIB:,} MiB; "
                 f"up to {MAX_JSON_BYTES // MIB:,} MiB can be imported."
             )
-        self._entries = self._read()
-        self._first = next(self._entries, None)
-        if self._first is None:
-            raise ImportRefused("There is no chat in this file.")
+        return total
 
     @property
     def read_bytes(self) -> int:
@@ -95,23 +102,26 @@ class ImportFile:
                 raise ImportRefused(f"The zip file is damaged: {error}.") from error
 
     def _document(self, source: IO[bytes], size: int) -> Iterator[Entry]:
-        text = self._current = _Json(source, size)
-        if text.take(b"["):
-            yield from self._array(text, own=False)
-        elif text.take(b"{"):
-            yield from self._object(text)
-        else:
-            raise ImportRefused("This is neither a JSON file nor a zip file with one in it.")
+        text = self._current = JsonCutter(source, size)
+        try:
+            if text.take(b"["):
+                yield from self._array(text, own=False)
+            elif text.take(b"{"):
+                yield from self._object(text)
+            else:
+                raise ImportRefused("This is neither a JSON file nor a zip file with one in it.")
+        except JsonBroken as error:
+            raise ImportRefused(f"The file cannot be read: {error}") from None
         self._done_bytes += text.read_bytes
         self._current = None
 
-    def _array(self, text: _Json, *, own: bool) -> Iterator[Entry]:
+    def _array(self, text: JsonCutter, *, own: bool) -> Iterator[Entry]:
         more = not text.take(b"]")
         while more:
             self._number += 1
             try:
                 raw = text.value(MAX_CHAT_BYTES)
-            except ImportRefused as error:
+            except JsonBroken as error:
                 raise ImportRefused(f"Chat {self._number}: {error}") from None
             data = _decoded(raw)
             if isinstance(data, dict):
@@ -122,7 +132,7 @@ class ImportFile:
             if not more and not text.take(b"]"):
                 raise ImportRefused(f"The file is damaged or cut off after chat {self._number}.")
 
-    def _object(self, text: _Json) -> Iterator[Entry]:
+    def _object(self, text: JsonCutter) -> Iterator[Entry]:
         """Our own document, or a single conversation of ChatGPT's."""
         head: dict[str, Any] = {}
         more = not text.take(b"}")
@@ -143,96 +153,6 @@ class ImportFile:
             )
         self._number += 1
         yield Entry(self._number, False, head)
-
-
-class _Json:
-    """Cuts a JSON text into values without building them."""
-
-    def __init__(self, source: IO[bytes], size: int) -> None:
-        self._source = source
-        self._size = size
-        self._buffer = b""
-        self._at = 0
-        self.read_bytes = 0
-        self._fill()
-        if self._buffer.startswith(b"\xef\xbb\xbf"):
-            self._at = 3
-
-    def take(self, char: bytes) -> bool:
-        """Skip white space, and this character if it comes next."""
-        self._skip_space()
-        found = self._buffer[self._at : self._at + 1] == char
-        self._at += found
-        return found
-
-    def value(self, limit: int) -> bytes:
-        """The next value as it is written. Raises ImportRefused: cut off, or over the limit."""
-        self._skip_space()
-        self._buffer, self._at = self._buffer[self._at :], 0
-        if self._buffer[:1] in (b"{", b"["):
-            end = self._balanced(limit)
-        elif self._buffer[:1] == b'"':
-            end = self._string(1, limit)
-        else:
-            end = self._scalar(limit)
-        self._at = end
-        return self._buffer[:end]
-
-    def _balanced(self, limit: int) -> int:
-        """Where the object or list ends that begins the buffer."""
-        at = depth = 0
-        while True:
-            found = _STRUCTURE.search(self._buffer, at)
-            if found is None:
-                at = len(self._buffer)
-                self._more(limit)
-                continue
-            at = found.end()
-            if found.group() == b'"':
-                at = self._string(at, limit)
-            elif found.group() in (b"{", b"["):
-                depth += 1
-            else:
-                depth -= 1
-                if depth == 0:
-                    return at
-
-    def _string(self, at: int, limit: int) -> int:
-        """Where the string ends whose characters begin at `at`."""
-        while (match := _STRING.match(self._buffer, at)) is None:
-            self._more(limit)
-        return match.end()
-
-    def _scalar(self, limit: int) -> int:
-        while True:
-            match = _SCALAR.match(self._buffer)
-            assert match is not None, "it matches nothing too"
-            if match.end() < len(self._buffer) or not self._fill():
-                return match.end()
-            if len(self._buffer) > limit:
-                raise ImportRefused(f"it has over {limit // MIB:,} MiB.")
-
-    def _skip_space(self) -> None:
-        while True:
-            match = _SPACE.match(self._buffer, self._at)
-            assert match is not None, "it matches nothing too"
-            self._at = match.end()
-            if self._at < len(self._buffer) or not self._fill():
-                return
-
-    def _more(self, limit: int) -> None:
-        if len(self._buffer) > limit:
-            raise ImportRefused(f"it has over {limit // MIB:,} MiB.")
-        if not self._fill():
-            raise ImportRefused("the file is cut off in it.")
-
-    def _fill(self) -> bool:
-        """Read on, ever more of a long value, so that it is not gone through again and again."""
-        room = self._size - self.read_bytes  # a zip file's own word is not taken for it
-        data = self._source.read(min(max(CHUNK_BYTES, len(self._buffer)), room)) if room else b""
-        self.read_bytes += len(data)
-        self._buffer += data
-        return bool(data)
 
 
 def _decoded(raw: bytes) -> Any:

@@ -131,10 +131,13 @@ def _add(
     parts: Sequence[Node],
     begun: datetime,
 ) -> int:
-    """Append a message made of neighbours of one role; later than its parent and siblings."""
+    """Append a message made of neighbours of one role; never earlier than what it follows."""
     first, last = parts[0], parts[-1]
-    floor = made[parent].created_at if parent is not None else EARLIEST
-    floor = max(floor, youngest.get(parent, floor)) + _TICK
+    floor = EARLIEST
+    if parent is not None:  # a question and its answer may have one time
+        floor = made[parent].created_at + (_TICK if first.role == "user" else timedelta(0))
+    if parent in youngest:
+        floor = max(floor, youngest[parent] + _TICK)
     created = max(first.created_at or begun, floor)
     youngest[parent] = created
     assert last.role is not None
@@ -163,8 +166,8 @@ def _answer_questions(made: list[DraftMessage]) -> None:
                     text="",
                     status="interrupted",
                     error="This question had no answer when it was imported.",
-                    created_at=message.created_at + _TICK,
-                    completed_at=message.created_at + _TICK,
+                    created_at=message.created_at,
+                    completed_at=message.created_at,
                 )
             )
 

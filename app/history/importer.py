@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from app.faults import Fault
+from app.faults import InvalidField
 from app.history.import_file import Entry, ImportFile, ImportRefused
 from app.history.import_formats import chatgpt_chat, own_chat
 from app.history.import_tree import Draft, ImportFault
@@ -24,12 +24,11 @@ JOBS_KEPT = 100
 NAMED = 100  # problems and long chats that are named one by one
 
 
-class ImportRunning(Fault):
+class ImportRunning(InvalidField):
     """A user's imports run one after the other."""
 
-    def __init__(self, job_id: str) -> None:
-        super().__init__("An import of yours is still running: wait for its end.")
-        self.job_id = job_id
+    def __init__(self) -> None:
+        super().__init__("file", "An import of yours is still running: wait for its end.")
 
 
 @dataclass
@@ -82,10 +81,11 @@ class Importer:
     async def start(
         self, user_id: str, assistant: Assistant, file: ImportFile, file_name: str
     ) -> ImportJob:
-        """Begin an import, which then owns the file. Raises ImportRunning."""
-        running = self.latest(user_id)
-        if running is not None and running.running:
-            raise ImportRunning(running.id)
+        """Begin an import. It closes the file, also when it raises ImportRunning."""
+        latest = self.latest(user_id)
+        if latest is not None and latest.running:
+            file.close()
+            raise ImportRunning
         job = ImportJob(
             id=token_hex(16),
             user_id=user_id,
@@ -103,6 +103,7 @@ class Importer:
         task = asyncio.create_task(self._run(job, assistant, file), name=f"import {job.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: file.close())  # also when it never came to run
         return job
 
     def get(self, user_id: str, job_id: str) -> ImportJob | None:
@@ -135,7 +136,6 @@ class Importer:
             job.failure = "The server failed to read on; its log says why."
         finally:
             job.running = False
-            file.close()
 
     async def _prefix(self, assistant: Assistant) -> Prefix:
         version = await self._repository.assistant_version(assistant.id)

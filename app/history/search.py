@@ -88,7 +88,7 @@ def snippet(text: str, terms: Sequence[str]) -> list[Piece]:
     at = match.start() if match else 0
     start = max(0, at - BEFORE_MATCH)
     if start > 0:  # begin with a word where one begins near
-        space = text.find(" ", start, at)
+        space = text.find(" ", start, start + BEFORE_MATCH // 2)
         start = space + 1 if space >= 0 else start
     part = text[start : start + SNIPPET_CHARS]
     cut_off = start + SNIPPET_CHARS < len(text)

@@ -17,7 +17,8 @@ from app import pages
 from app.errors import problem_of
 from app.faults import Fault, InvalidField, NoSuchPage
 from app.history import export
-from app.history.import_file import MAX_JSON_BYTES, MAX_UPLOAD_BYTES, MIB, ImportFile
+from app.history.import_file import MAX_JSON_BYTES, MAX_UPLOAD_BYTES, ImportFile
+from app.history.json_cutter import MIB
 from app.routes.browser import form_field, go_to, html, user_id_of
 from app.security import ensure_user
 from app.services import HTTPRequest, Services, UseServices, is_fragment
@@ -44,7 +45,7 @@ async def chat_markdown(
     name = f"{export.file_stem(chat.title)}.md"
     return Response(
         export.markdown(chat).encode(),
-        media_type="text/markdown; charset=utf-8",
+        media_type="text/markdown",
         headers={"Content-Disposition": export.content_disposition(name)},
     )
 

@@ -74,12 +74,16 @@ async def _check_token(scope: Scope, receive: Receive) -> None:
     if has_body and not is_form:
         raise UnsupportedMediaType("Send this as a form.")
     given = header_values(scope, CSRF_HEADER)
+    form = None
     if not given and is_form:
         # The parsed form stays in the scope, so the handler reads it again at no cost.
-        field = (await request.form()).get(CSRF_FIELD)
+        form = await request.form()
+        field = form.get(CSRF_FIELD)
         given = [field] if isinstance(field, str) else []
     signer: CsrfSigner = request.app.state.csrf_signer
     if len(given) != 1 or given[0] not in signer.valid_cookies(scope):
+        if form is not None:
+            await form.close()  # uploaded files: no handler will
         raise PermissionDeniedException(
             "This page is out of date or its cookies are blocked. Reload it and try again."
         )

@@ -38,7 +38,8 @@ async def chat(db: AsyncConnection, user_id: str, chat_id: str) -> ExportedChat 
             message.completed_at,
         )
         .where(message.chat_id == chat_id)
-        .order_by(message.created_at, message.id)
+        # A question and its answer have one time, and so have several answers to it.
+        .order_by(message.created_at, message.role.desc(), message.candidate, message.id)
     )
     return ExportedChat(
         id=found.id,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.history import import_file
+from app.history import import_file, json_cutter
 from app.history.import_file import Entry, ImportFile, ImportRefused
 from app.history.import_formats import chatgpt_chat, own_chat
 from app.history.import_tree import Draft, ImportFault
@@ -84,7 +84,9 @@ def test_a_tree_keeps_its_branches_and_its_place() -> None:
     assert draft.updated_at == datetime.fromtimestamp(NOW + 100, UTC)
     for message in draft.messages:
         if message.parent is not None:
-            assert message.created_at > draft.messages[message.parent].created_at
+            before = draft.messages[message.parent]
+            assert message.created_at >= before.created_at
+            assert message.role == "assistant" or message.created_at > before.created_at
     siblings = [draft.messages[1], draft.messages[4]]
     assert siblings[0].created_at < siblings[1].created_at, "the order of branches is that of times"
     for current, leaf in (("a1", 3), ("q1b", 6), ("a1b", 4), ("s", 6), (None, 6), ("no", 6)):
@@ -333,7 +335,7 @@ def test_chats_are_cut_out_as_a_parser_reads_them(
         document = {"format": "rejoinder-chats", "version": 1, "x": [1, "]"], "chats": chats}
     data = json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_file, "CHUNK_BYTES", chunk)
+        patch.setattr(json_cutter, "CHUNK_BYTES", chunk)
         found = entries(data)
     assert [entry.data for entry in found] == chats
     assert [entry.number for entry in found] == list(range(1, len(chats) + 1))
