@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels import attention_cpu as cpu
-from kernels.attention_tile import BF16_DOT, BF16_WIDENED, FP32, MAX_ROWS, scratch_floats
+from kernels.attention_block_cpu import scratch_floats
+from kernels.attention_tile import BF16, FP32, MAX_ROWS
 from kernels.parallel import num_threads
 from kernels.rows_cpu import MERGE, merge_rows
 from kernels.spans import Spans
 from kernels.triton_spans import DeviceSpans
-from kernels.vector_ir import HAS_BF16_DOT
 
-BF16_KIND = BF16_DOT if HAS_BF16_DOT else BF16_WIDENED
 _LOG2E = math.log2(math.e)
 
 
@@ -76,7 +75,7 @@ def _run(
     if q.dtype == torch.float32:
         kind, width = FP32, 4
     elif q.dtype == torch.bfloat16:
-        kind, width = BF16_KIND, 2
+        kind, width = BF16, 2
     else:
         raise ValueError(f"{q.dtype} is not supported: fp32 or bf16")
     if not q.dtype == k_cache.dtype == v_cache.dtype or v_cache.shape != k_cache.shape:

@@ -14,45 +14,31 @@ from typing import Any
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]  # numba exports it at run time
 
-from kernels.attention_tile import (
-    CHUNK_SUMS,
-    MAX_HEADS,
-    MAX_ROWS,
+from kernels.attention_block_cpu import (
     STATE_FLOATS,
-    clear,
-    combine,
+    block_rows,
+    block_tokens,
+    combine_blocks,
     count_tiles,
-    finish,
-    head_floats,
-    jit,
+    finish_block,
+    head_chunk,
     run_tiles,
     scratch_floats,
+    tile_cost,
 )
+from kernels.attention_tile import clear, head_floats, jit
 from kernels.parallel import Worker, gomp_parallel, team_size, thread_number
 from kernels.rows_cpu import word
-from kernels.vector_ir import LANES, int64_pointer, load_f64, store_f64
+from kernels.vector_ir import int64_pointer, load_f64, store_f64
 
 PART_WORDS = 7  # of a piece: item, KV head, heads, token, tokens, rows, state
-
-
-@jit
-def _block_tokens(tokens, group):
-    """Tokens of a block of rows: as few blocks as MAX_ROWS allows, of equal size."""
-    blocks = (tokens + MAX_ROWS // group - 1) // (MAX_ROWS // group)
-    return (tokens + blocks - 1) // blocks
-
-
-@jit
-def _head_chunk(kv_heads, dim, rows, narrow):
-    """KV heads that share a pass over the keys, so that pages are read in one piece."""
-    return 1 if narrow else max(1, min(kv_heads, MAX_HEADS, CHUNK_SUMS // (dim * rows)))
 
 
 @jit
 def _finish_part(part, sums, dim, group, heads, num_rows, out, lse):
     rows, first = part[5], part[6] * num_rows * heads
     for i in range(part[2]):
-        finish(
+        finish_block(
             sums + 4 * i * head_floats(dim, rows), rows, group, dim, heads, part[1] + i,
             part[3], part[4], out + 4 * first * dim, lse + 4 * first,
         )
@@ -72,20 +58,20 @@ def _share(
     at, item, primed = 0, 0, -1
     for s in range(spans.shape[0]):
         start, stop, base, state = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
-        block = _block_tokens(stop - start, group)
+        block = block_tokens(stop - start, group)
         for token in range(start, stop, block):
             tokens = min(block, stop - token)
-            tiles = count_tiles(segments, s, base + token + tokens)
+            rows = block_rows(tokens, group)
+            tiles = count_tiles(segments, s, base + token + tokens, rows)
             if tiles == 0:
                 if s % threads == thread:
                     first = state * num_rows + token
                     clear(out, lse, first, first + tokens, heads, dim)
                 continue
-            rows = (tokens * group + LANES - 1) // LANES * LANES
-            chunk = _head_chunk(kv_heads, dim, rows, narrow)
+            chunk = head_chunk(kv_heads, dim, rows, narrow)
             for head in range(0, kv_heads, chunk):
                 count = min(chunk, kv_heads - head)
-                weight = count * (rows + LANES)
+                weight = count * tile_cost(rows)
                 first = min(max((low - at + weight - 1) // weight, 0), tiles)
                 last = min(max((high - at + weight - 1) // weight, 0), tiles)
                 at += tiles * weight
@@ -127,7 +113,7 @@ def _merge_parts(parts, scratch, size, dim, group, heads, num_rows, out, lse):
         if place != 0 and kept[0] == part[0]:
             step = 4 * head_floats(dim, part[5])
             for i in range(part[2]):
-                combine(place + i * step, sums + i * step, part[5], dim)
+                combine_blocks(place + i * step, sums + i * step, part[5], dim)
             continue
         if place != 0:
             _finish_part(kept, place, dim, group, heads, num_rows, out, lse)
@@ -169,12 +155,13 @@ def run_spans(
         start, stop, base, state = spans[s, 0], spans[s, 1], spans[s, 2], spans[s, 3]
         if not (0 <= start < stop <= num_rows and 0 <= state < num_states):
             return s
-        block = _block_tokens(stop - start, group)
+        block = block_tokens(stop - start, group)
         for token in range(start, stop, block):
             tokens = min(block, stop - token)
-            count = count_tiles(segments, s, base + token + tokens)
+            rows = block_rows(tokens, group)
+            count = count_tiles(segments, s, base + token + tokens, rows)
             tiles += count
-            cost += count * kv_heads * ((tokens * group + LANES - 1) // LANES + 1) * LANES
+            cost += count * kv_heads * tile_cost(rows)
     narrow = tiles < 4 * threads
     size = scratch_floats(dim)
     parts = np.zeros((threads, 3, PART_WORDS), np.int64)

@@ -2,7 +2,7 @@
 
 Numba checks a cached function against its own source file only, not against those of what it
 calls: kernels built of several modules would go stale unseen. So the cache's folder is named after
-the digest of all sources, and folders of other digests are removed.
+the digest of all their sources, and folders of other digests are removed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import numba.core.config as numba_config
 
 _config: Any = numba_config  # its settings are made at run time
 _PREFIX = "compiled-"
+# what compiled code is made of: functions, vector code, and the constants that they take over
+COMPILED = ("*_cpu.py", "*_tile.py", "*_ir.py", "parallel.py", "spans.py")
 
 
 def _sources_digest() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if not path.name.startswith("triton_"):  # compiled by Triton, which keeps its own cache
-            digest.update(path.read_bytes())
+    folder = Path(__file__).parent
+    for path in sorted(path for pattern in COMPILED for path in folder.glob(pattern)):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -6,7 +6,7 @@ lowers it to what the CPU has. Lanes are query rows throughout, so that softmax 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -125,20 +125,52 @@ def ir_exp2(builder: Any, x: Any) -> Any:
     return builder.select(tiny, ir_constant(0.0), value)
 
 
+def ir_dot(builder: Any, pairs: bool, total: Any, one: Any, two: Any) -> Any:
+    """total + one * two, lane by lane, of 32-bit words: fp32, or pairs of bf16 summed in fp32."""
+    if not pairs:
+        return ir_fma(builder, builder.bitcast(one, VF), builder.bitcast(two, VF), total)
+    if HAS_BF16_DOT:
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        arguments = [total, builder.bitcast(one, PAIRS), builder.bitcast(two, PAIRS)]
+        return ir_call(builder, name, VF, arguments)
+    for half in (_low, _high):
+        total = ir_fma(builder, half(builder, one), half(builder, two), total)
+    return total
+
+
+def _low(builder: Any, words: Any) -> Any:
+    return builder.bitcast(builder.shl(words, ir_integers(16)), VF)
+
+
+def _high(builder: Any, words: Any) -> Any:
+    return builder.bitcast(builder.and_(words, ir_integers(-0x10000)), VF)
+
+
+def ir_choose(
+    builder: Any, value: Any, choices: Sequence[int], emit: Callable[[int], None]
+) -> None:
+    """Code for each choice, of which the one that equals the value runs."""
+    for choice in choices:
+        with builder.if_then(builder.icmp_signed("==", value, ir.Constant(I64, choice))):
+            emit(choice)
+
+
 def ir_prefetch(builder: Any, address: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # read, keep, data
+    flags = [ir.Constant(I32, flag) for flag in (0, 2, 1)]  # read, keep, data
     builder.call(function, [ir_pointer(builder, address, I8), *flags])
+
+
+_BLOCK_ROWS = {1: 16, 2: 8, 3: 8, 4: 4, 5: 4, 6: 4}  # accumulators that fit the registers
 
 
 @vector_intrinsic
 def tile_product(
     context,
-    rows,
-    vectors,
     pairs,
     scaled,
+    vectors,
     a,
     a_row,
     a_step,
@@ -152,77 +184,75 @@ def tile_product(
     ahead_row,
     ahead_lines,
 ):
-    """C[i, :] = [C[i, :] * factor +] sum_k A[i, k] * B[k, :], `rows` x `vectors` accumulators.
+    """C[i, :] = [C[i, :] * factor +] sum_k A[i, k] * B[k, :] of 16 rows and 1 to 6 vectors.
 
-    rows, vectors, pairs, scaled are literals. B: a row of vectors per step. pairs = 1: A and B are
-    pairs of bf16 along k in 32 bits and the products are summed in fp32; pairs = 0: fp32.
-    scaled = 1 starts from C times the vectors at `factor`, scaled = 0 from zero. On a CPU without
-    the instruction for pairs, that variant is compiled as a trap: nothing may call it there.
+    pairs and scaled are literals. B: a row of vectors per step. pairs = 1: A and B are pairs of
+    bf16 along k in 32 bits and the products are summed in fp32; pairs = 0: fp32.
+    scaled = 1 starts from C times the vectors at `factor`, scaled = 0 from zero.
     Each step asks for one cache line ahead: `ahead_lines` of each row of `ahead_row` bytes.
     """
-    num_rows, num_vectors = rows.literal_value, vectors.literal_value
     is_pairs, is_scaled = bool(pairs.literal_value), bool(scaled.literal_value)
 
     def codegen(context, builder, signature, args):
-        if is_pairs and not HAS_BF16_DOT:
-            ir_call(builder, "llvm.trap", ir.VoidType(), [])
-            return context.get_dummy_value()
-        a, a_row, a_step, b, b_step, c, c_row, factor, steps = args[4:13]
-        ahead, ahead_row, ahead_lines = args[13:]
-        cells = [(i, j) for i in range(num_rows) for j in range(num_vectors)]
-        outs = {
-            (i, j): builder.add(ir_offset(builder, c, i, c_row), ir.Constant(I64, j * VECTOR_BYTES))
-            for i, j in cells
-        }
-        sums = {cell: cgutils.alloca_once(builder, VF) for cell in cells}
-        factors = [
-            ir_load(builder, builder.add(factor, ir.Constant(I64, j * VECTOR_BYTES)), VF)
-            for j in range(num_vectors if is_scaled else 0)
-        ]
-        for cell in cells:
-            start = ir_constant(0.0)
-            if is_scaled:
-                start = builder.fmul(ir_load(builder, outs[cell], VF), factors[cell[1]])
-            builder.store(start, sums[cell])
-        a_rows = [ir_offset(builder, a, i, a_row) for i in range(num_rows)]
+        _, _, vectors, a, a_row, a_step, b, b_step, c, c_row, factor, steps = args[:12]
+        ahead, ahead_row, ahead_lines = args[12:]
         one, line_bytes = ir.Constant(I64, 1), ir.Constant(I64, 64)
-        wanted = cgutils.alloca_once_value(builder, ahead)
-        left = cgutils.alloca_once_value(builder, ahead_lines)
         jump = builder.sub(
             ahead_row, builder.shl(builder.sub(ahead_lines, one), ir.Constant(I64, 6))
         )
-        with cgutils.for_range(builder, steps) as loop:
-            place = builder.load(wanted)
-            ir_prefetch(builder, place)
-            rest = builder.sub(builder.load(left), one)
-            is_last = builder.icmp_signed("==", rest, ir.Constant(I64, 0))
-            builder.store(builder.add(place, builder.select(is_last, jump, line_bytes)), wanted)
-            builder.store(builder.select(is_last, ahead_lines, rest), left)
-            shift = builder.mul(loop.index, a_step)
-            line = builder.add(b, builder.mul(loop.index, b_step))
-            columns = [
-                ir_load(builder, builder.add(line, ir.Constant(I64, j * VECTOR_BYTES)), VI)
-                for j in range(num_vectors)
-            ]
-            for i in range(num_rows):
-                scalar = ir_splat(builder, ir_load(builder, builder.add(a_rows[i], shift), I32))
-                for j in range(num_vectors):
-                    total = builder.load(sums[i, j])
-                    if is_pairs:
-                        left = builder.bitcast(columns[j], PAIRS)
-                        right = builder.bitcast(scalar, PAIRS)
-                        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-                        total = ir_call(builder, name, VF, [total, left, right])
-                    else:
-                        left = builder.bitcast(columns[j], VF)
-                        total = ir_fma(builder, left, builder.bitcast(scalar, VF), total)
-                    builder.store(total, sums[i, j])
-        for cell in cells:
-            ir_store(builder, builder.load(sums[cell]), outs[cell])
+
+        def block(num_vectors: int, num_rows: int, a: Any, c: Any) -> None:
+            columns = [ir.Constant(I64, j * VECTOR_BYTES) for j in range(num_vectors)]
+            cells = [(i, j) for i in range(num_rows) for j in range(num_vectors)]
+            outs = {
+                (i, j): builder.add(ir_offset(builder, c, i, c_row), columns[j]) for i, j in cells
+            }
+            sums = {cell: cgutils.alloca_once(builder, VF) for cell in cells}
+            for cell in cells:
+                start = ir_constant(0.0)
+                if is_scaled:
+                    scale = ir_load(builder, builder.add(factor, columns[cell[1]]), VF)
+                    start = builder.fmul(ir_load(builder, outs[cell], VF), scale)
+                builder.store(start, sums[cell])
+            a_rows = [ir_offset(builder, a, i, a_row) for i in range(num_rows)]
+            wanted = cgutils.alloca_once_value(builder, ahead)
+            left = cgutils.alloca_once_value(builder, ahead_lines)
+            with cgutils.for_range(builder, steps) as loop:
+                place = builder.load(wanted)
+                ir_prefetch(builder, place)
+                rest = builder.sub(builder.load(left), one)
+                is_last = builder.icmp_signed("==", rest, ir.Constant(I64, 0))
+                builder.store(builder.add(place, builder.select(is_last, jump, line_bytes)), wanted)
+                builder.store(builder.select(is_last, ahead_lines, rest), left)
+                shift = builder.mul(loop.index, a_step)
+                line = builder.add(b, builder.mul(loop.index, b_step))
+                words = [ir_load(builder, builder.add(line, column), VI) for column in columns]
+                for i in range(num_rows):
+                    word = ir_splat(builder, ir_load(builder, builder.add(a_rows[i], shift), I32))
+                    for j in range(num_vectors):
+                        total = builder.load(sums[i, j])
+                        builder.store(ir_dot(builder, is_pairs, total, words[j], word), sums[i, j])
+            for cell in cells:
+                ir_store(builder, builder.load(sums[cell]), outs[cell])
+
+        def blocks(num_vectors: int) -> None:
+            num_rows = _BLOCK_ROWS[num_vectors]
+            if num_rows == 16:
+                block(num_vectors, 16, a, c)
+                return
+            with cgutils.for_range(builder, ir.Constant(I64, 16 // num_rows)) as loop:
+                first = builder.mul(loop.index, ir.Constant(I64, num_rows))
+                block(
+                    num_vectors,
+                    num_rows,
+                    ir_offset(builder, a, first, a_row),
+                    ir_offset(builder, c, first, c_row),
+                )
+
+        ir_choose(builder, vectors, list(_BLOCK_ROWS), blocks)
         return context.get_dummy_value()
 
-    arguments = (rows, vectors, pairs, scaled, *[types.int64] * 12)
-    return types.void(*arguments), codegen
+    return types.void(pairs, scaled, *[types.int64] * 13), codegen
 
 
 @vector_intrinsic

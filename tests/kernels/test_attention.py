@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import attention as fast
-from kernels import attention_tile, reference
+from kernels import reference
 from kernels.spans import PAGE_SIZE, Spans
 from tests.kernels.cases import HEADS, SpanCase, caches, poison, queries, segment, states
 from tests.kernels.tolerances import ATTENTION, DTYPES, LARGE_SCORES, LSE, assert_close
@@ -140,23 +140,6 @@ def test_large_scores_neither_overflow_nor_vanish(dtype: torch.dtype, rows: int,
     assert (expected_lse * sign)[0, 0].min() > 200
     assert_close(out, expected, LARGE_SCORES[dtype])
     assert (lse - expected_lse).abs().max() < 1e-2
-
-
-@pytest.mark.parametrize("rows", [1, 30])
-def test_bf16_without_the_processor_s_dot_product(
-    monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
-    monkeypatch.setattr(fast, "BF16_KIND", attention_tile.BF16_WIDENED)
-    spans = Spans.build([(0, rows, [([4, 9, 2, 30], 250), ([7, 8], 65)], False)])
-    q = queries(rows, 9, 64, torch.bfloat16)
-    k, v = caches(3, 64, torch.bfloat16)
-    poison(k, v, [spans])
-    out, lse = states(1, rows, 9, 64)
-    fast.prefix_attention(q, k, v, spans, 0.125, out, lse)
-    expected, expected_lse = states(1, rows, 9, 64)
-    reference.span_attention(q, k, v, spans, 0.125, expected, expected_lse)
-    assert_close(out, expected, ATTENTION[torch.float32])
-    assert_close(lse, expected_lse, LSE[torch.float32])
 
 
 @pytest.mark.parametrize("rows", [1, 40])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import reference
+from kernels import compile_cache, reference
 from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
 from kernels.linear import PackedLinear
 from tests.kernels.tolerances import DTYPES, LINEAR, ROWS, assert_close
@@ -71,6 +73,18 @@ def test_other_dtypes_are_refused() -> None:
         PackedLinear(torch.zeros(4, 4, dtype=torch.float16))
     with pytest.raises(ValueError, match="float64"):
         rms_norm(torch.zeros(2, 16).double(), torch.ones(16), 1e-5)
+
+
+def test_all_compiled_sources_are_part_of_the_cache_s_name() -> None:
+    """Numba would not see that a function compiled into another has changed."""
+    folder = Path(compile_cache.__file__).parent
+    named = {path for pattern in compile_cache.COMPILED for path in folder.glob(pattern)}
+    compiled = {
+        path
+        for path in folder.glob("*.py")
+        if re.search(r"^(from|import) (numba|llvmlite)", path.read_text(), re.MULTILINE)
+    }
+    assert compiled - named == {Path(compile_cache.__file__)}
 
 
 def test_one_pool_of_threads_and_a_name_shared_with_transformers() -> None:
