@@ -82,6 +82,38 @@
     true,
   );
 
+  // -- Another version appears where the one before was; new answers are at the end.
+
+  const conversation = () => byId("conversation");
+  let place = null; // the button that was pressed, and where
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.(".branch button, .choice__take");
+    if (button) place = { id: button.id, top: button.getBoundingClientRect().top };
+  });
+
+  const backToPlace = () => {
+    if (!place) return;
+    const button = byId(place.id) ?? document.querySelector(".choice__chosen");
+    if (!button) return;
+    conversation().scrollTop += button.getBoundingClientRect().top - place.top;
+    if (!button.disabled) return;
+    button.parentElement.querySelector("button:not([disabled])")?.focus({ preventScroll: true });
+  };
+
+  const toTheEnd = () => {
+    const box = conversation();
+    box.scrollTop = box.scrollHeight;
+    box.dispatchEvent(new Event("scroll")); // nothing to scroll is the end, too
+  };
+
+  document.addEventListener("htmx:after:swap", (event) => {
+    const action = event.detail.ctx?.request?.action ?? "";
+    const [, what] = action.match(/^\/messages\/[0-9a-f]+\/(\w+)$/) ?? [];
+    if (!what) return;
+    requestAnimationFrame(what === "select" ? backToPlace : toTheEnd);
+  });
+
   // -- What needs scripts is shown only with them; nothing is shown twice.
 
   rejoinder.onContent((root) => {
