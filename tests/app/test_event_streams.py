@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 
@@ -195,6 +196,7 @@ async def test_a_chat_deleted_under_its_watchers_ends_their_streams_with_words(
         with closing(sqlite3.connect(repository._database.path)) as db:
             [(user_id,)] = db.execute("SELECT user_id FROM chat").fetchall()
         await repository.delete_chat(user_id, chat_id)
+        await repository.purge_deleted(datetime.now(UTC))
         server.engine.turns[0].end()
         *_, last, close = await events.rest()
     assert close == ("turn-end", "done")
