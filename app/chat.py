@@ -144,7 +144,7 @@ class ChatService:
         """
         text = clean_text(raw_text, self._max_message_chars)
         with self._places(answers) as places, self._only_one(chat.id):
-            path = await self._repository.path(chat.id)
+            path = await self._resting_path(chat)
             before = _before(chat, path, message_id, "user")
             prompt = await self._prompts.of_message(chat, before, text)
             parent_id = before[-1].id if before else None
@@ -176,7 +176,7 @@ class ChatService:
         EngineUnavailable, ContextOverflow.
         """
         with self._places(answers) as places, self._only_one(chat.id):
-            path = await self._repository.path(chat.id)
+            path = await self._resting_path(chat)
             asked = _before(chat, path, message_id, "assistant")
             prompt = await self._prompts.of_question(chat, asked)
             turns = await self._repository.answer_again(
@@ -204,7 +204,7 @@ class ChatService:
         ContextOverflow.
         """
         with self._places(1) as places, self._only_one(chat.id):
-            path = await self._repository.path(chat.id)
+            path = await self._resting_path(chat)
             before = await self._repository.turn_of(chat.id, message_id)
             if not path or path[-1].id != message_id or not can_go_on(path[-1]) or not before:
                 raise NotContinuable(chat.id)
@@ -215,6 +215,12 @@ class ChatService:
             submit = prompt.submit(turn, path[-1].candidate)
             self._runner.start([(turn, submit, places[0])], received_at=received_at, so_far=so_far)
         return turn
+
+    async def _resting_path(self, chat: Chat) -> list[Message]:
+        """The active branch of a chat in which nothing runs. Raises TurnRunning."""
+        if await self._repository.running_turns(chat.id):
+            raise TurnRunning(chat.id)
+        return await self._repository.path(chat.id)
 
     async def _ask(
         self,
@@ -302,8 +308,7 @@ class ChatService:
         Raises TurnRunning.
         """
         with self._only_one(chat.id):
-            if await self._repository.running_turns(chat.id):
-                raise TurnRunning(chat.id)
+            await self._resting_path(chat)
             return await carry_over(self._repository, self._prompts, chat)
 
     async def warm(self, chat: Chat) -> None:
