@@ -45,6 +45,7 @@ def _check_database(settings: Settings, findings: Findings) -> set[str]:
         damage = [row[0] for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
         dangling = db.execute("PRAGMA foreign_key_check").fetchall()
         chat_ids = {row[0] for row in db.execute("SELECT id FROM chat")}
+        hidden = {row[0] for row in db.execute("SELECT DISTINCT chat_id FROM api_state")}
         (messages,) = db.execute("SELECT count(*) FROM message").fetchone()
     findings.facts.append(f"database: {len(chat_ids)} chats, {messages} messages")
     findings.faults += [f"database: {line}" for line in damage]
@@ -52,7 +53,7 @@ def _check_database(settings: Settings, findings: Findings) -> set[str]:
         f"database: row {row} of {table} refers to a missing row of {parent}"
         for table, row, parent, _ in dangling
     ]
-    return chat_ids
+    return chat_ids | hidden
 
 
 def _check_chunks(

@@ -71,6 +71,8 @@ class ApiKey(Base):
     name: Mapped[str] = mapped_column(String(200))
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
+    hint: Mapped[str] = mapped_column(String(16), server_default="")  # how the key ends
+    max_requests: Mapped[int | None]  # at once; null: as many as its user may have
 
 
 class Assistant(Base):
@@ -152,6 +154,8 @@ class Chat(Base):
     pinned: Mapped[bool] = mapped_column(server_default=false())
     deleted_at: Mapped[datetime | None]
     import_key: Mapped[str | None] = mapped_column(String(64))
+    # Made by whom: "browser", or "api", which browsers do not list.
+    origin: Mapped[str] = mapped_column(String(16), server_default="browser")
 
 
 class Message(Base):
@@ -263,6 +267,55 @@ class SearchEntry(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     chat_id: Mapped[str] = mapped_column(String(32), index=True)
     message_id: Mapped[str | None] = mapped_column(String(32), unique=True)
+
+
+class ApiConversation(Base):
+    """A conversation of the API: its chat, and the items that no answer has followed yet.
+
+    `version` counts its changes, so that of two made at once the second is noticed.
+    """
+
+    __tablename__ = "api_conversation"
+    id: Mapped[str] = _id()
+    user_id: Mapped[str] = _reference("user.id")
+    chat_id: Mapped[str | None] = mapped_column(
+        String(32), ForeignKey("chat.id", ondelete="SET NULL"), index=True
+    )
+    items: Mapped[list[dict[str, Any]]] = mapped_column(JSON())
+    labels: Mapped[dict[str, Any]]
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+
+
+class ApiResponse(Base):
+    """A stored response: an answer of a chat, and what the request for it said besides."""
+
+    __tablename__ = "api_response"
+    id: Mapped[str] = _id()
+    user_id: Mapped[str] = _reference("user.id")
+    chat_id: Mapped[str] = mapped_column(
+        String(32), ForeignKey("chat.id", ondelete="CASCADE"), index=True
+    )
+    message_id: Mapped[str] = mapped_column(
+        String(32), ForeignKey("message.id", ondelete="CASCADE"), index=True
+    )
+    num_inputs: Mapped[int]  # messages just before the answer that came with the request
+    body: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+class ApiState(Base):
+    """The token ids of a stateless call, which the next one may go on from; kept for an hour."""
+
+    __tablename__ = "api_state"
+    id: Mapped[str] = _id()
+    user_id: Mapped[str] = _reference("user.id")
+    chat_id: Mapped[str] = mapped_column(String(32), index=True)  # of the engine; no chat has it
+    prefix_ids: Mapped[Sequence[int]]
+    token_ids: Mapped[Sequence[int]]
+    prompt_tokens: Mapped[int]
+    computed: Mapped[int]
+    used_at: Mapped[float]
 
 
 class Setting(Base):

@@ -23,6 +23,68 @@ class User:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key of the API as far as it can be known again: the key itself is stored hashed."""
+
+    id: str
+    user_id: str
+    name: str
+    hint: str  # how the key ends
+    max_requests: int | None  # at once; None: as many as its user may have
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiState:
+    """The token ids of a stateless call; `computed` leading ones have had K/V.
+
+    Times here are seconds since the epoch.
+    """
+
+    id: str
+    user_id: str
+    chat_id: str
+    prefix_ids: list[int]
+    token_ids: list[int]
+    prompt_tokens: int
+    computed: int
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiItem:
+    """A message of the API; `token_ids` are those that it adds to its chat, maybe none."""
+
+    id: str
+    role: str
+    text: str
+    token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConversation:
+    id: str
+    user_id: str
+    chat_id: str | None
+    items: list[ApiItem]  # those that no answer has followed yet
+    labels: dict[str, str]
+    version: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiResponse:
+    id: str
+    user_id: str
+    chat_id: str
+    message_id: str
+    num_inputs: int
+    body: dict[str, Any]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantSeed:
     """A built-in assistant as shipped; `slug` names it for ever, the rest may change."""
 

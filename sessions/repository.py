@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from sessions.api_repository import ApiRepository
 from sessions.history_repository import HistoryRepository
 from sessions.queries import accounts, assistants, chats, latencies
 from sessions.records import (
@@ -22,7 +23,7 @@ from sessions.records import (
 from sessions.turn_repository import TurnRepository
 
 
-class Repository(TurnRepository, HistoryRepository):
+class Repository(TurnRepository, HistoryRepository, ApiRepository):
     """Owns nothing but the way into `database`; called from the event loop that opened it.
 
     Every method that writes returns after its transaction is durable. A caller that is cancelled

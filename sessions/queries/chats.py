@@ -28,6 +28,7 @@ from sessions.errors import NotFound
 from sessions.queries.ids import new_id
 from sessions.records import Carried, Chat, ChatCursor, ChatSummary, DeletedChat, Message
 
+LISTED = "browser"  # the origin of chats that browsers see
 _MESSAGE_COLUMNS = (
     models.Message.id,
     models.Message.chat_id,
@@ -66,7 +67,7 @@ async def summaries(
             models.AssistantVersion.id == models.Prefix.assistant_version_id,
         )
         .join(models.Assistant, models.Assistant.id == models.AssistantVersion.assistant_id)
-        .where(chat.user_id == user_id, chat.deleted_at.is_(None))
+        .where(chat.user_id == user_id, chat.deleted_at.is_(None), chat.origin == LISTED)
         .order_by(chat.pinned.desc(), chat.updated_at.desc(), chat.id.desc())
         .limit(limit)
     )
@@ -90,6 +91,7 @@ async def owned(db: AsyncConnection, user_id: str, chat_id: str) -> Chat | None:
                     models.Chat.id == chat_id,
                     models.Chat.user_id == user_id,
                     models.Chat.deleted_at.is_(None),
+                    models.Chat.origin == LISTED,
                 )
             )
         )
@@ -168,7 +170,7 @@ async def deleted(db: AsyncConnection, user_id: str) -> list[DeletedChat]:
     chat = models.Chat
     rows = await db.execute(
         select(chat.id, chat.title, chat.deleted_at)
-        .where(chat.user_id == user_id, chat.deleted_at.is_not(None))
+        .where(chat.user_id == user_id, chat.deleted_at.is_not(None), chat.origin == LISTED)
         .order_by(chat.deleted_at.desc())
     )
     return [DeletedChat(**row) for row in rows.mappings()]

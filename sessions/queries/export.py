@@ -15,6 +15,7 @@ async def chat_ids(db: AsyncConnection, user_id: str) -> list[str]:
         await db.scalars(
             select(models.Chat.id)
             .where(models.Chat.user_id == user_id, models.Chat.deleted_at.is_(None))
+            .where(models.Chat.origin == chats.LISTED)
             .order_by(models.Chat.created_at, models.Chat.id)
         )
     )

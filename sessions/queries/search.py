@@ -31,6 +31,7 @@ _MESSAGES = """
     CROSS JOIN chat ON chat.id = entry.chat_id
     CROSS JOIN message ON message.id = entry.message_id
     WHERE {conditions} AND chat.user_id = :user_id AND chat.deleted_at IS NULL
+        AND chat.origin = 'browser'
     ORDER BY {place} DESC LIMIT :limit
 """
 _TITLES = """
@@ -39,7 +40,7 @@ _TITLES = """
     FROM {source}
     CROSS JOIN chat ON chat.id = entry.chat_id
     WHERE {conditions} AND entry.message_id IS NULL
-        AND chat.user_id = :user_id AND chat.deleted_at IS NULL
+        AND chat.user_id = :user_id AND chat.deleted_at IS NULL AND chat.origin = 'browser'
     ORDER BY chat.updated_at DESC, chat.id LIMIT :limit
 """
 # Those of the messages that are on the branch that their chat shows.

@@ -73,7 +73,7 @@ async def start(
             completed_at=now,
         )
     )
-    return await _answers(db, chat_id, user_message_id, sampling, candidates, now)
+    return await add_answers(db, chat_id, user_message_id, sampling, candidates, now)
 
 
 async def start_queued(
@@ -100,7 +100,7 @@ async def retry(
     now: datetime,
 ) -> list[Turn]:
     user_message_id = await _question(db, chat_id, message_id)
-    return await _answers(db, chat_id, user_message_id, sampling, candidates, now)
+    return await add_answers(db, chat_id, user_message_id, sampling, candidates, now)
 
 
 async def go_on(
@@ -154,7 +154,7 @@ async def owned(db: AsyncConnection, user_id: str, turn_id: str) -> Turn | None:
     )
 
 
-async def _answers(
+async def add_answers(
     db: AsyncConnection,
     chat_id: str,
     user_message_id: str,

@@ -1,0 +1,275 @@
+"""Responses and conversations of the API: chats whose turns a program asks for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sessions import models
+from sessions.errors import TurnRunning
+from sessions.queries import assistants, chats, turns
+from sessions.queries.ids import new_id
+from sessions.records import ApiConversation, ApiItem, ApiResponse, Prefix, Turn
+
+ORIGIN = "api"
+
+
+def version_id(user_id: str, system_text: str) -> str:
+    """The id of the version that holds a user's own system prompt."""
+    return hashlib.sha256(f"api {user_id} {system_text}".encode()).hexdigest()[:32]
+
+
+async def ensure_prefix(
+    db: AsyncConnection,
+    user_id: str,
+    system_text: str,
+    tokenizer_digest: str,
+    token_ids: Sequence[int],
+    now: datetime,
+) -> Prefix:
+    """Each user's system prompts are versions of one assistant that no list shows."""
+    assistant_id = hashlib.sha256(f"api {user_id}".encode()).hexdigest()[:32]
+    await db.execute(
+        upsert(models.Assistant)
+        .values(
+            id=assistant_id,
+            name="API",
+            description="",
+            greeting="",
+            sampling={},
+            published=False,
+            position=0,
+            created_at=now,
+        )
+        .on_conflict_do_nothing()
+    )
+    version = models.AssistantVersion
+    own = version_id(user_id, system_text)
+    if await db.scalar(select(version.id).where(version.id == own)) is None:
+        last = await db.scalar(
+            select(func.max(version.number)).where(version.assistant_id == assistant_id)
+        )
+        await db.execute(
+            insert(version).values(
+                id=own,
+                assistant_id=assistant_id,
+                number=(last or 0) + 1,
+                system_prompt=system_text,
+                created_at=now,
+            )
+        )
+    return await assistants.ensure_prefix(db, own, tokenizer_digest, token_ids, now)
+
+
+async def start(
+    db: AsyncConnection,
+    *,
+    user_id: str,
+    response_id: str,
+    prefix_id: str,
+    chat_id: str | None,
+    parent_id: str | None,
+    title: str,
+    items: Sequence[ApiItem],
+    num_inputs: int,
+    sampling: Mapping[str, Any],
+    body: Mapping[str, Any],
+    conversation: ApiConversation | None,
+    now: datetime,
+) -> Turn:
+    """Append messages to a chat, or begin one with them, and an answer that runs."""
+    if conversation is not None and conversation.chat_id not in (None, chat_id):
+        await _not_running(db, str(conversation.chat_id))
+    if chat_id is None:
+        chat = await chats.create(db, user_id, prefix_id, title, now)
+        chat_id = chat.id
+        await db.execute(update(models.Chat).where(models.Chat.id == chat_id).values(origin=ORIGIN))
+    for item in items:
+        await db.execute(
+            insert(models.Message).values(
+                id=item.id,
+                chat_id=chat_id,
+                parent_id=parent_id,
+                role=item.role,
+                text=item.text,
+                token_ids=item.token_ids,
+                status="complete",
+                created_at=now,
+                completed_at=now,
+            )
+        )
+        parent_id = item.id
+    assert parent_id is not None, "a response has at least one message before it"
+    [turn] = await turns.add_answers(db, chat_id, parent_id, sampling, 1, now)
+    await db.execute(
+        insert(models.ApiResponse).values(
+            id=response_id,
+            user_id=user_id,
+            chat_id=chat_id,
+            message_id=turn.message_id,
+            num_inputs=num_inputs,
+            body=dict(body),
+            created_at=now,
+        )
+    )
+    if conversation is not None and not await change_conversation(
+        db, conversation, chat_id=chat_id, items=[]
+    ):
+        raise TurnRunning(chat_id)
+    return turn
+
+
+async def response(db: AsyncConnection, user_id: str, response_id: str) -> ApiResponse | None:
+    table = models.ApiResponse
+    row = (
+        (
+            await db.execute(
+                select(table.__table__)
+                .join(models.Chat, models.Chat.id == table.chat_id)
+                .where(
+                    table.id == response_id,
+                    table.user_id == user_id,
+                    models.Chat.deleted_at.is_(None),
+                )
+            )
+        )
+        .mappings()
+        .one_or_none()
+    )
+    return None if row is None else ApiResponse(**row)
+
+
+async def set_body(db: AsyncConnection, response_id: str, body: Mapping[str, Any]) -> None:
+    await db.execute(
+        update(models.ApiResponse)
+        .where(models.ApiResponse.id == response_id)
+        .values(body=dict(body))
+    )
+
+
+async def delete_response(
+    db: AsyncConnection, user_id: str, response_id: str, now: datetime
+) -> bool:
+    """The chat goes with its last response, unless a conversation has it."""
+    found = await response(db, user_id, response_id)
+    if found is None:
+        return False
+    await db.execute(delete(models.ApiResponse).where(models.ApiResponse.id == response_id))
+    await _delete_unused(db, found.chat_id, now)
+    return True
+
+
+async def create_conversation(
+    db: AsyncConnection,
+    user_id: str,
+    items: Sequence[ApiItem],
+    labels: Mapping[str, str],
+    now: datetime,
+) -> ApiConversation:
+    made = ApiConversation(
+        id=new_id(),
+        user_id=user_id,
+        chat_id=None,
+        items=list(items),
+        labels=dict(labels),
+        version=0,
+        created_at=now,
+    )
+    await db.execute(
+        insert(models.ApiConversation).values({**asdict(made), "items": _plain(items)})
+    )
+    return made
+
+
+async def conversation(
+    db: AsyncConnection, user_id: str, conversation_id: str
+) -> ApiConversation | None:
+    table = models.ApiConversation
+    row = (
+        (
+            await db.execute(
+                select(table.__table__).where(table.id == conversation_id, table.user_id == user_id)
+            )
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        return None
+    return ApiConversation(**{**row, "items": [ApiItem(**item) for item in row["items"]]})
+
+
+async def change_conversation(
+    db: AsyncConnection,
+    known: ApiConversation,
+    *,
+    chat_id: str | None,
+    items: Sequence[ApiItem],
+    labels: Mapping[str, str] | None = None,
+) -> bool:
+    """False, and nothing is changed, when it is not as it is `known` any more."""
+    table = models.ApiConversation
+    done = await db.execute(
+        update(table)
+        .where(table.id == known.id, table.version == known.version)
+        .values(
+            chat_id=chat_id,
+            items=_plain(items),
+            labels=dict(known.labels if labels is None else labels),
+            version=known.version + 1,
+        )
+    )
+    return done.rowcount > 0
+
+
+async def leave_chat(
+    db: AsyncConnection, known: ApiConversation, items: Sequence[ApiItem], now: datetime
+) -> bool:
+    """Go back to items only: the next answer begins another chat with them."""
+    if known.chat_id is not None:
+        await _not_running(db, known.chat_id)
+    if not await change_conversation(db, known, chat_id=None, items=items):
+        return False
+    if known.chat_id is not None:
+        await _delete_unused(db, known.chat_id, now)
+    return True
+
+
+async def delete_conversation(
+    db: AsyncConnection, user_id: str, conversation_id: str, now: datetime
+) -> bool:
+    found = await conversation(db, user_id, conversation_id)
+    if found is None:
+        return False
+    await db.execute(
+        delete(models.ApiConversation).where(models.ApiConversation.id == conversation_id)
+    )
+    if found.chat_id is not None:
+        await _delete_unused(db, found.chat_id, now)
+    return True
+
+
+async def _not_running(db: AsyncConnection, chat_id: str) -> None:
+    """Raises TurnRunning."""
+    running = await db.scalar(select(models.Chat.running_group_id).where(models.Chat.id == chat_id))
+    if running is not None:
+        raise TurnRunning(chat_id)
+
+
+async def _delete_unused(db: AsyncConnection, chat_id: str, now: datetime) -> None:
+    """Delete a chat that neither a response nor a conversation refers to; it is purged later."""
+    for table in (models.ApiResponse, models.ApiConversation):
+        if await db.scalar(select(table.id).where(table.chat_id == chat_id).limit(1)):
+            return
+    await db.execute(update(models.Chat).where(models.Chat.id == chat_id).values(deleted_at=now))
+
+
+def _plain(items: Sequence[ApiItem]) -> list[dict[str, Any]]:
+    return [{"id": item.id, "role": item.role, "text": item.text} for item in items]
