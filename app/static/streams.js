@@ -92,9 +92,9 @@
   let looking = false;
 
   const messageStates = (root) =>
-    Array.from(root.querySelectorAll(".message"), (one) => {
+    Array.from(root.querySelectorAll(".message, .branch"), (one) => {
       const { htmxPowered, ...state } = one.dataset;
-      return one.id + JSON.stringify(state);
+      return one.id + JSON.stringify(state) + (one.matches(".branch") ? one.textContent : "");
     }).join();
 
   const take = (fresh, id) => {
@@ -111,7 +111,8 @@
     if (title && newTitle) title.textContent = newTitle.textContent;
     document.title = fresh.title;
     const [talk, newTalk] = [conversation(), fresh.getElementById("conversation")];
-    if (talk && newTalk && messageStates(talk) !== messageStates(newTalk)) {
+    const writing = talk?.querySelector("details[open] textarea");
+    if (talk && newTalk && !writing && messageStates(talk) !== messageStates(newTalk)) {
       talk.replaceChildren(...newTalk.children);
       htmx.process(talk);
       rejoinder.dress(talk);

@@ -1,8 +1,9 @@
 """The real web application as a process, with an engine that says what the test wants.
 
-`python tests/e2e/scripted_server.py DATA_DIR MODEL_DIR`. A message "Repeat: TEXT" is answered
-with TEXT; "Hold: PHASE" stays in that phase until it is stopped, 60 of 120 tokens done; any other
-one is answered with a long answer in markdown, a word at a time.
+`python tests/e2e/scripted_server.py DATA_DIR MODEL_DIR [PORT]`. A message "Repeat: TEXT" is
+answered with TEXT; "Hold: PHASE" stays in that phase, 60 of 120 tokens done, until it is stopped,
+which takes a while; any other one is answered with a long answer in markdown, a word at a time. Of
+several answers at once, all but the first begin with "Candidate" and their number.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ REPEAT = "Repeat: "
 HOLD = "Hold: "
 PHASES: tuple[Phase, ...] = ("queued", "restoring", "reading")
 PAUSE_S = 0.015
+STOP_S = 1.0
 LONG_ANSWER = """# An answer with everything
 
 A paragraph with **bold**, *italic*, ~~struck~~ and `inline code`, and a
@@ -107,12 +109,17 @@ class ScriptedEngine:
         asked = self._tokenizer.decode(turn.new_ids).removesuffix(after_text)
         repeated = asked.partition(REPEAT)[2]
         said, pause_s = (repeated, 0.002) if repeated else (LONG_ANSWER, PAUSE_S)
+        if turn.candidate:
+            said = f"Candidate {turn.candidate}. {said}"
+        if turn.answered:  # an answer that is gone on with
+            ids = [*turn.history_ids, *turn.new_ids][-turn.answered :]
+            said = said.removeprefix(self._tokenizer.decode(ids))
         for phase in PHASES:
             stream.push(Status(request_id=request, phase=phase, done=60, total=120))
             held = asked.partition(HOLD)[2] == phase
             while held and request not in self._cancelled:
                 await asyncio.sleep(pause_s)
-            await asyncio.sleep(4 * pause_s)
+            await asyncio.sleep(STOP_S if held else 4 * pause_s)
         count = 0
         finish: FinishReason = "eos"
         for piece in re.findall(r"\s*\S+\s*", said) or [said]:
@@ -166,13 +173,13 @@ class ScriptedEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def main(data_dir: Path, model_dir: Path) -> None:
-    """Serve on a free port until a signal ends it."""
-    settings = load_settings({"data_dir": str(data_dir), "model": str(model_dir), "port": "0"})
+def main(data_dir: Path, model_dir: Path, port: str = "0") -> None:
+    """Serve until a signal ends it, on a free port unless one is named."""
+    settings = load_settings({"data_dir": str(data_dir), "model": str(model_dir), "port": port})
     upgrade(settings.database_path, settings.backup_dir, print)
     with patch("app.server.create_app", partial(create_app, engine=ScriptedEngine(model_dir))):
         run_server(settings)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
@@ -22,7 +23,7 @@ WIDTHS: dict[str, ViewportSize] = {
     "wide": {"width": 1280, "height": 800},
     "narrow": {"width": 380, "height": 740},
 }
-SCHEMES = ("light", "dark")
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 HARD = f"""{"W" * 90} and a [link that is long](https://example.org/{"path/" * 30}).
 
 ```
