@@ -120,7 +120,10 @@ class FakeTurn:
 
     def say(self, text: str) -> None:
         """Each byte of the text is one token."""
-        ids = list(text.encode())
+        self.push_ids(list(text.encode()), text)
+
+    def push_ids(self, ids: list[int], text: str) -> None:
+        """Tokens, and the text that became certain with them."""
         self._push(Delta(request_id=self.stream.request_id, token_ids=ids, text=text))
 
     def end(self, finish: FinishReason = "eos", **changes: object) -> None:

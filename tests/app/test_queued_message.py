@@ -1,4 +1,4 @@
-"""One message waits on the server while an answer runs: sent, withdrawn, held, kept over restarts."""
+"""One message waits while an answer runs: sent, withdrawn, held, kept over restarts."""
 
 from __future__ import annotations
 
