@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from engine.batch import Batch, Segment, build_batch
+from engine.cuda_graphs import DecodeGraphs
 from engine.memory.kv_cache import KVCache
 from engine.model.attention import Gate, StepAttention
 from engine.model.decoder import Decoder
 from engine.model.weights import Weights
-from engine.restoration.checkpoint import Recorder, Span
+
+if TYPE_CHECKING:
+    from engine.restoration.checkpoint import Recorder
 
 
 class ModelRunner:
     """Owns the decoder. Engine thread only."""
 
     def __init__(
-        self, weights: Weights, cache: KVCache, recorder: Recorder | None, gate: Gate
+        self,
+        weights: Weights,
+        cache: KVCache,
+        recorder: Recorder | None,
+        gate: Gate,
+        make_graphs: Callable[[Decoder], DecodeGraphs] | None = None,
     ) -> None:
+        """make_graphs: for decode steps to run as captured graphs; no recorder sees them.
+
+        Raises ValueError for a recorder together with graphs.
+        """
+        if recorder is not None and make_graphs is not None:
+            raise ValueError("hidden states are not recorded while captured graphs run")
         self.decoder = Decoder(weights, cache)
+        self.graphs = None if make_graphs is None else make_graphs(self.decoder)
         self.prefix_tokens_shared = 0
         self._config = weights.config
+        self._device = cache.kv.device
         self._recorder = recorder
         self._gate = gate
         self._attention: StepAttention | None = None  # of the last step
@@ -31,7 +51,8 @@ class ModelRunner:
         """Run the segments' tokens; their K/V are in the cache afterwards.
 
         Returns the batch and fp32 logits [num_logits, vocab_size], a row for each of
-        `batch.logit_segments`. Sequences' `num_computed` is the caller's to advance.
+        `batch.logit_segments`, valid until the next run. Sequences' `num_computed` is the caller's
+        to advance.
         """
         batch = build_batch(decode, prefill)
         attention = self._attention
@@ -40,13 +61,34 @@ class ModelRunner:
                 batch, self._config.num_heads, self._config.head_dim, self._gate
             )
         self.prefix_tokens_shared += attention.shared_tokens
+        logits = None if self.graphs is None else self.graphs.run(batch, attention)
+        if logits is not None:
+            return batch, logits
+        on_device = batch if self._device.type == "cpu" else _moved(batch, self._device)
         if self._recorder is None:
-            return batch, self.decoder.forward(batch, attention, None)
+            return batch, self.decoder.forward(on_device, attention, None)
+        from engine.restoration.checkpoint import Span  # not needed where nothing is recorded
+
         spans = [
             Span(s.seq, s.start, s.end, row)
             for s, row in zip(batch.segments, batch.first_rows, strict=True)
         ]
         self._recorder.begin_step(spans)
-        logits = self.decoder.forward(batch, attention, self._recorder.record)
+        logits = self.decoder.forward(on_device, attention, self._recorder.record)
         self._recorder.end_step(spans)
         return batch, logits
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on a CUDA device, where they arrive before any later kernel."""
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    return replace(
+        batch,
+        token_ids=move(batch.token_ids),
+        positions=move(batch.positions),
+        slots=move(batch.slots),
+        logit_rows=move(batch.logit_rows),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from engine.memory.page_pool import PAGE_SIZE, pages_for
 from engine.memory.prefix_tree import PrefixNode
 from kernels.attention import decode_attention, merge_states, prefill_attention, prefix_attention
 from kernels.spans import UNMASKED, Spans
+from kernels.triton_spans import AttentionShape, DeviceSpans
 
 Sharing = Literal["auto", "always", "never"]
 SPARE_PAGES = 4  # of a decode row, so that its table is not built again for each new page
@@ -41,20 +43,22 @@ class StepAttention:
     Each row attends to the nodes of its path and, causally, to its own tokens. The gate decides
     for each node: read once for all of its rows, as a state of its own (Hydragen, section 3.1),
     or by each row as a part of its own keys. All states of a row are merged by their log-sum-exp.
+
+    `decode` and `prefill` are the spans of either kind of rows, for state 0; `groups` those of the
+    shared nodes, for the states 1 to `levels`.
     """
 
     def __init__(self, batch: Batch, num_heads: int, head_dim: int, gate: Gate) -> None:
         segments, decode = batch.segments, batch.num_decode
-        self._num_decode = decode
         self._scale = head_dim**-0.5
         readers = Counter(node for segment in segments for node in segment.path)
         shared = {node for node, count in readers.items() if gate.shares(len(node), count)}
         self.shared_tokens = sum((readers[node] - 1) * len(node) for node in shared)
-        self._groups = _groups(batch, shared)
-        self._decode = _decode_spans(segments[:decode], shared) if decode else None
-        self._prefill = None
+        self.groups = _groups(batch, shared)
+        self.decode = _decode_spans(segments[:decode], shared) if decode else None
+        self.prefill = None
         if decode < len(segments):
-            self._prefill = Spans.build(
+            self.prefill = Spans.build(
                 (
                     row,
                     row + segment.end - segment.start,
@@ -66,9 +70,9 @@ class StepAttention:
                 )
                 for segment, row in zip(segments[decode:], batch.first_rows[decode:], strict=True)
             )
-        states = 1 if self._groups is None else int(self._groups.rows[:, 3].max()) + 1
-        self._out = torch.empty((states, batch.num_tokens, num_heads, head_dim))
-        self._lse = torch.empty((states, batch.num_tokens, num_heads))
+        self.levels = 0 if self.groups is None else int(self.groups.rows[:, 3].max())
+        self._states: tuple[Tensor, Tensor] | None = None  # out and lse, where the rows are
+        self._on_device: tuple[DeviceSpans | None, ...] | None = None  # decode, prefill, groups
         self._rows = [(segment.seq, segment.path) for segment in segments]
         self._ends = np.array([segment.end for segment in segments])
 
@@ -77,9 +81,9 @@ class StepAttention:
 
         Costs a few array operations, whatever the number of rows.
         """
-        if self._decode is None or self._prefill is not None:
+        if self.decode is None or self.prefill is not None:
             return False
-        segments, own = batch.segments, self._decode.segments[:, -1]
+        segments, own = batch.segments, self.decode.segments[:, -1]
         if self._rows != [(segment.seq, segment.path) for segment in segments]:
             return False
         ends = np.array([segment.end for segment in segments])
@@ -89,9 +93,10 @@ class StepAttention:
             return False
         if len(own) > 1 and int(last.max()) >= own[1, 0] - own[0, 0]:
             return False
-        if int(own[-1, 0] + last[-1]) >= len(self._decode.pages):
+        if int(own[-1, 0] + last[-1]) >= len(self.decode.pages):
             return False
-        self._decode.pages[own[:, 0] + last] = batch.slots.numpy() // PAGE_SIZE
+        self._on_device = None
+        self.decode.pages[own[:, 0] + last] = batch.slots.numpy() // PAGE_SIZE
         own[:, 1] = ends
         self._ends = ends
         return True
@@ -101,14 +106,33 @@ class StepAttention:
 
         q [T, H, d]; k_cache, v_cache [num_slots, KVH, d]; result [T, H, d], written.
         """
-        scale, out, lse = self._scale, self._out, self._lse
-        if self._decode is not None:
-            decode_attention(q, k_cache, v_cache, self._decode, scale, out, lse)
-        if self._prefill is not None:
-            prefill_attention(q, k_cache, v_cache, self._prefill, scale, out, lse)
-        if self._groups is not None:
-            prefix_attention(q, k_cache, v_cache, self._groups, scale, out, lse)
+        if self._states is None:
+            shape = (self.levels + 1, *q.shape[:2])
+            self._states = (
+                torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device),
+                torch.empty(shape, dtype=torch.float32, device=q.device),
+            )
+        scale, (out, lse) = self._scale, self._states
+        decode, prefill, groups = self._spans(q, k_cache)
+        if decode is not None:
+            decode_attention(q, k_cache, v_cache, decode, scale, out, lse)
+        if prefill is not None:
+            prefill_attention(q, k_cache, v_cache, prefill, scale, out, lse)
+        if groups is not None:
+            prefix_attention(q, k_cache, v_cache, groups, scale, out, lse)
         merge_states(out, lse, result)
+
+    def _spans(self, q: Tensor, k_cache: Tensor) -> Sequence[Spans | DeviceSpans | None]:
+        """Decode, prefill and groups; on a CUDA device they are brought there once per step."""
+        spans = (self.decode, self.prefill, self.groups)
+        if not q.is_cuda:
+            return spans
+        if self._on_device is None:
+            shape = AttentionShape(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype)
+            self._on_device = tuple(
+                None if part is None else DeviceSpans.of(part, shape, q.device) for part in spans
+            )
+        return self._on_device
 
 
 def _groups(batch: Batch, shared: set[PrefixNode]) -> Spans | None:

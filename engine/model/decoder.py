@@ -52,7 +52,7 @@ class Decoder:
         _, normed = deque(self._run(batch, attention, record, len(w.layers)), maxlen=1)[0]
         rows = normed[batch.logit_rows] if len(batch.logit_rows) < len(normed) else normed
         if len(rows) == 0:
-            return torch.empty((0, w.config.vocab_size))
+            return normed.new_empty((0, w.config.vocab_size), dtype=torch.float32)
         if w.config.family.norm_after:  # `normed` is the residual stream there
             rows = rms_norm(rows, w.final_norm, w.config.rms_norm_eps)
         return w.head(rows.contiguous()).float()
@@ -77,7 +77,7 @@ class Decoder:
         w, cache = self.weights, self.cache
         eps, after = w.config.rms_norm_eps, w.config.family.norm_after
         hidden = w.embedding[rows.token_ids]
-        attended = torch.empty((len(hidden), self._q_width), dtype=w.dtype)
+        attended = hidden.new_empty((len(hidden), self._q_width))
         by_head = attended.view(self._q_shape)
         normed = hidden if after else rms_norm(hidden, w.layers[0].attention_norm, eps)
         for i, layer in enumerate(w.layers[:num_layers]):
