@@ -1,4 +1,4 @@
-"""The command line: `rejoinder serve`, `check`, `db upgrade`, `setup`."""
+"""The command line: `rejoinder serve`, `check`, `profile`, `plan`, `db upgrade`, `setup`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from app.settings import (
     unknown_variables,
 )
 from engine.errors import EngineError
+from engine.profile.shapes import SHAPES
 from sessions.errors import SessionsError
 from sessions.migrate import expire_backups, is_outdated, require_current, upgrade
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_MEASURED = ("data_dir", "model", "dtype", "threads", "checkpoint_dirs", "checkpoint_cap_mib")
 
 
 def _setting_options(*names: str) -> Callable[[F], F]:
@@ -141,6 +144,82 @@ def check(repair: bool, **options: Any) -> None:
     elif not repair:
         click.echo("--repair puts checkpoints right")
     sys.exit(0 if findings.clean else 1)
+
+
+@main.command()
+@click.option("--again", is_flag=True, help="measure all of it anew")
+@_setting_options(*_MEASURED)
+def profile(again: bool, **options: Any) -> None:
+    """Show what this machine can do with the model: disk, layers, shared reads of prefixes.
+
+    What was not measured yet is measured now, which takes some seconds.
+    """
+    settings = _load(options)
+    from app.planning import measured, profile_lines
+
+    try:
+        found = measured(settings, lambda line: click.echo(line, err=True), again=again)
+    except EngineError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("\n".join(profile_lines(found)))
+
+
+@main.command()
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 1 << 20),
+    default=2048,
+    show_default=True,
+    help="length of the chat, without what it shares",
+)
+@click.option(
+    "--prefix",
+    type=click.IntRange(0, 1 << 20),
+    default=0,
+    show_default=True,
+    help="tokens of the shared prefix before it",
+)
+@click.option(
+    "--disk-mbps",
+    type=click.FloatRange(0.1, 1e6),
+    help="speed of reads, 10^6 bytes a second; otherwise as measured",
+)
+@click.option(
+    "--geometry",
+    type=click.Choice(tuple(SHAPES)),
+    help="a model's shape, with costs scaled from this machine's",
+)
+@click.option(
+    "--ttft-ms",
+    type=click.FloatRange(0.001, 1e9),
+    help="the smallest checkpoint with the first token within this time, "
+    "instead of the fastest restore",
+)
+@_setting_options(*_MEASURED)
+def plan(
+    tokens: int,
+    prefix: int,
+    disk_mbps: float | None,
+    geometry: str | None,
+    ttft_ms: float | None,
+    **options: Any,
+) -> None:
+    """Show what is saved of a chat's layers, beside the pure methods, and why.
+
+    Of each layer either nothing is saved (it runs again from the tokens), or its hidden states
+    (half as large as K/V in models with as many KV heads as heads), or its K/V. Reads and compute
+    overlap, so the best mix keeps both equally busy.
+    """
+    settings = _load(options)
+    from app.planning import Question, measured, plan_lines
+
+    try:
+        found = measured(settings, lambda line: click.echo(line, err=True))
+        question = Question(tokens, prefix, disk_mbps, geometry, ttft_ms)
+        lines = plan_lines(found, question)
+    except EngineError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("\n".join(lines))
 
 
 @main.group()

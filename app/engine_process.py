@@ -12,9 +12,15 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from app.scratch_store import scratch_store
 from engine.config import EngineConfig
 from engine.process import ORPHAN_LIMIT_S, Emit, EngineCore, serve
-from sessions.chunks import ChunkStore, StoreLockedError
+from engine.profile.disk import DiskNotMeasured, disk_read
+from sessions.chunks import ChunkStore, ChunkStoreError, StoreLockedError
+
+log = logging.getLogger(__name__)
 
 
 def open_store(config: EngineConfig) -> ChunkStore | None:
@@ -36,6 +42,19 @@ def open_store(config: EngineConfig) -> ChunkStore | None:
         time.sleep(0.05)
 
 
+def with_measured_disk(config: EngineConfig) -> EngineConfig:
+    """The configuration with the figures of its disk, where the choice of plans needs them."""
+    if config.checkpoint_method != "auto" or not config.checkpoint_dirs or not config.profile_path:
+        return config
+    directory = Path(config.checkpoint_dirs[0])
+    try:
+        disk = disk_read(config, directory, partial(scratch_store, directory))
+    except (DiskNotMeasured, ChunkStoreError) as error:
+        log.warning("the disk of %s could not be measured: %s", directory, error)
+        return config
+    return msgspec.structs.replace(config, disk=disk)
+
+
 def make_engine(config: EngineConfig, emit: Emit, at_end: ExitStack) -> EngineCore:
     """The engine with its chunk store, ready to serve; `at_end` closes the store."""
     # Imported here: torch reads its thread settings when it is imported.
@@ -44,7 +63,7 @@ def make_engine(config: EngineConfig, emit: Emit, at_end: ExitStack) -> EngineCo
     store = open_store(config)
     if store is not None:
         at_end.callback(store.close)
-    return Engine(config, store, emit)
+    return Engine(with_measured_disk(config), store, emit)
 
 
 def main() -> int:

@@ -70,6 +70,15 @@ class Settings(BaseSettings):
     max_queue: int = Field(
         default=64, ge=0, le=65536, description="turns that may wait beyond those; then 429"
     )
+    api_concurrency: int = Field(
+        default=32, ge=1, le=1024, description="answers of one API user at the same time"
+    )
+    api_queue: int = Field(
+        default=64,
+        ge=0,
+        le=65536,
+        description="requests of one API user that may wait beyond those; then 429",
+    )
     max_context: int = Field(
         default=0, ge=0, le=1 << 22, description="tokens of a chat; 0 is the model's own limit"
     )
@@ -122,6 +131,11 @@ class Settings(BaseSettings):
         return self.data_dir / "rejoinder.db"
 
     @property
+    def profile_path(self) -> Path:
+        """Where the measured figures of this machine are kept."""
+        return self.data_dir / "profile.json"
+
+    @property
     def backup_dir(self) -> Path:
         """Where copies of the database lie that were taken before an upgrade."""
         return self.data_dir / "backups"
@@ -151,6 +165,7 @@ class Settings(BaseSettings):
             checkpoint_cap_bytes=self.checkpoint_cap_mib * MIB,
             staging_bytes=self.staging_mib * MIB,
             num_threads=self.threads,
+            profile_path=str(self.profile_path.resolve()),
         )
 
 

@@ -12,14 +12,14 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.attention import FixedGate, Gate
-from engine.model.model_config import ModelConfig
+from engine.model.geometry import ModelConfig
 from engine.model.sharing_gate import SharingGate, measure_attention
 from engine.model.weights import Weights
 from engine.profile.cache import ProfileCache
 from engine.profile.compute import measure_compute
-from engine.profile.geometry import Geometry
 from engine.profile.machine import attention_key, compute_key
 from engine.profile.record import AttentionCosts, ComputeCosts
+from engine.profile.shapes import Shape
 from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.planner import Planner
 
@@ -43,7 +43,7 @@ def make_plans(config: EngineConfig, weights: Weights) -> Plans:
     geometry = weights.config
     if config.checkpoint_method == "auto" and config.profile_path and config.disk is not None:
         costs = compute_costs(config, weights)
-        return Planner(Geometry.of(geometry), weights.dtype.itemsize, costs, config.disk)
+        return Planner(Shape.of(geometry), weights.dtype.itemsize, costs, config.disk)
     kv_size = geometry.num_kv_heads * geometry.head_dim
     layers, width = geometry.num_layers, geometry.hidden_size
     return OnePlan(choose_plan(config.checkpoint_method, layers, width, kv_size))

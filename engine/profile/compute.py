@@ -69,8 +69,8 @@ def measure_compute(weights: Weights, budget_s: float = 1.2) -> ComputeCosts:
     rows_, inner, outer = GEMM
     return ComputeCosts(
         rows=ROWS,
-        layer_s=tuple(layer_s),
-        hidden_s=tuple(hidden_s),
+        layer_s=_plausible(layer_s),
+        hidden_s=_plausible(hidden_s),
         kv_s=tuple(count * kv_bytes / copy_rate for count in ROWS),
         pair_s=pair_s,
         gemm_flops_per_s=2.0 * rows_ * inner * outer / _gemm_seconds(weights.dtype, share_s),
@@ -79,6 +79,17 @@ def measure_compute(weights: Weights, budget_s: float = 1.2) -> ComputeCosts:
         host_to_device_bytes_per_s=_device_rate(),
         undisturbed=undisturbed(began),
     )
+
+
+def _plausible(seconds: list[float]) -> tuple[float, ...]:
+    """Seconds by ROWS, of which none is dearer a row than fewer rows are: that was a disturbance.
+
+    A tenth is allowed for attention within the slice.
+    """
+    kept = seconds[:1]
+    for i in range(1, len(ROWS)):
+        kept.append(min(seconds[i], 1.1 * kept[-1] * ROWS[i] / ROWS[i - 1]))
+    return tuple(kept)
 
 
 def _projections(decoder: Decoder, rows: _Rows) -> Iterator[None]:

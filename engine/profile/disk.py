@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from engine.config import EngineConfig
+from engine.profile.cache import ProfileCache
+from engine.profile.machine import disk_key
 from engine.profile.record import DiskRead
 from engine.restoration.chunk_store import ChunkStore, StripeRef
+
+log = logging.getLogger(__name__)
 
 STRIPE_BYTES = 1 << 20
 NUM_STRIPES = 64
@@ -60,6 +67,23 @@ def measure_disk(
         first_s=statistics.median(first_s for _, first_s, _ in taken),
         first_bytes=round(statistics.median(count for _, _, count in taken)),
     )
+
+
+def disk_read(
+    config: EngineConfig,
+    directory: Path,
+    scratch: Callable[[], contextlib.AbstractContextManager[Scratch]],
+    *,
+    again: bool = False,
+) -> DiskRead:
+    """The disk's kept figures, or measured now. Raises DiskNotMeasured."""
+
+    def measure() -> DiskRead:
+        log.info("measuring how fast checkpoints are read from %s", directory)
+        return measure_disk(scratch)
+
+    cache = ProfileCache(Path(config.profile_path) if config.profile_path else None)
+    return cache.obtain(disk_key(directory), DiskRead, measure, again=again)
 
 
 def _write(store: ChunkStore) -> list[StripeRef]:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.model.model_config import ModelConfig
+from engine.model.geometry import ModelConfig
 
 LAYOUT_VERSION = 1  # of what the figures mean; a change makes older ones be measured again
 BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from engine.profile.geometry import Geometry
 from engine.profile.record import SLICE_TOKENS, ComputeCosts, DiskRead
+from engine.profile.shapes import Shape
 from engine.restoration.plan import CheckpointPlan, LayerCosts, Prediction, fastest
 
 LEAST_TOKENS = 1024  # a chat is expected to grow at least so long
@@ -29,9 +29,9 @@ class Planner:
     """Chooses the plan of a chat as it is saved. Immutable but for what it remembers."""
 
     def __init__(
-        self, geometry: Geometry, item_bytes: int, compute: ComputeCosts, disk: DiskRead
+        self, shape: Shape, item_bytes: int, compute: ComputeCosts, disk: DiskRead
     ) -> None:
-        self.geometry = geometry
+        self.shape = shape
         self.compute = compute
         self.disk = disk
         self._item_bytes = item_bytes
@@ -39,7 +39,7 @@ class Planner:
 
     def costs(self, prefix_tokens: int, num_tokens: int) -> LayerCosts:
         """One layer over `num_tokens` private tokens behind a shared prefix."""
-        shape, compute = self.geometry, self.compute
+        shape, compute = self.shape, self.compute
         message = compute.layer(MESSAGE_TOKENS, prefix_tokens + num_tokens)
         return LayerCosts(
             num_layers=shape.num_layers,

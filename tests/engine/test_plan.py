@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.profile.geometry import GEOMETRIES, Geometry, scaled_costs
 from engine.profile.record import ComputeCosts, DiskRead
+from engine.profile.shapes import SHAPES, Shape, scaled_costs
 from engine.restoration.plan import (
     CheckpointPlan,
     LayerCosts,
@@ -164,16 +164,16 @@ MACHINE = ComputeCosts(
 
 
 def planner(name: str, mbps: float) -> Planner:
-    geometry = GEOMETRIES[name]
+    geometry = SHAPES[name]
     costs = scaled_costs(MACHINE, geometry, 2)
     return Planner(geometry, 2, costs, DiskRead(bytes_per_s=mbps * 1e6, first_s=0, first_bytes=0))
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("mbps", [125, 500, 2000, 8000])
 def test_geometries(name: str, mbps: float) -> None:
     """Which methods meet in a plan follows from the shape, the rest from the disk."""
-    geometry = GEOMETRIES[name]
+    geometry = SHAPES[name]
     plan = planner(name, mbps).plan(512, 2048)
     assert len(plan.methods) == geometry.num_layers
     if geometry.hidden_size > 2 * geometry.kv_size:
@@ -186,7 +186,7 @@ def test_geometries(name: str, mbps: float) -> None:
 
 def test_a_slower_disk_stores_less() -> None:
     for name in ("smollm2-135m", "llama-3-8b", "smollm2-1.7b"):
-        geometry = GEOMETRIES[name]
+        geometry = SHAPES[name]
         sizes = [
             planner(name, mbps)
             .plan(0, 2048)
@@ -277,7 +277,7 @@ def test_layers_out_of_order_are_refused() -> None:
 
 def test_flops_of_the_paper() -> None:
     """24 D^2 a token and layer with an MLP of 8/3 D in three parts, 4 D^2 to project K and V."""
-    shape = Geometry(1, 3072, 24, 24, 128, 8192)
+    shape = Shape(1, 3072, 24, 24, 128, 8192)
     assert shape.layer_flops == pytest.approx(24 * 3072**2)
     costs = scaled_costs(MACHINE, shape, 2)
     assert costs.hidden(512) == pytest.approx(512 * 4 * 3072**2 / 400e9)
