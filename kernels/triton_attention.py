@@ -57,10 +57,14 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, FIELDS: tl.constexpr,
     ALWAYS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (items, KV heads). ALWAYS_MASK: one loop over all tiles, for blocks of few rows."""
+    """Grid (items x KV heads). ALWAYS_MASK: one loop over all tiles, for blocks of few rows.
+
+    The heads of an item follow one another: so they read whole pages together, and the longest
+    items of all heads begin first.
+    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    p_item = items + tl.program_id(0) * FIELDS
-    kv_head = tl.program_id(1)
+    p_item = items + tl.program_id(0) // KV_HEADS * FIELDS
+    kv_head = tl.program_id(0) % KV_HEADS
     first = tl.load(p_item)
     stop = tl.load(p_item + 1)
     if first >= stop:
@@ -187,7 +191,7 @@ def span_attention(
     warps, stages = launch_options(spans.block_rows, block_dim, q.element_size())
     strides = out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)
     if spans.items.shape[0]:
-        attention_kernel[(spans.items.shape[0], kv_heads)](
+        attention_kernel[(spans.items.shape[0] * kv_heads,)](
             q, k_cache, v_cache, out, lse, spans.part_out, spans.part_lse,
             spans.items, spans.segments, spans.pages, scale * _LOG2E, spans.depth,
             q.stride(0), *strides,

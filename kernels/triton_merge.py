@@ -85,17 +85,19 @@ def merge_kernel(
     p_lse = lse + row * lse_stride + head
     p_out = out + (row * out_stride + head * DIM)[:, None] + o_d[None, :]
     m_d = (o_d < DIM)[None, :]
+    lse_step = tl.cast(lse_state_stride, tl.int64)
+    out_step = tl.cast(out_state_stride, tl.int64)
     b_top = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
     for state in tl.static_range(STATES):
-        b_lse = tl.load(p_lse + state * lse_state_stride, mask=m_r, other=float("-inf"))
+        b_lse = tl.load(p_lse + state * lse_step, mask=m_r, other=float("-inf"))
         b_top = tl.maximum(b_top, b_lse)
     b_top = tl.where(b_top == float("-inf"), 0.0, b_top)
     b_total = tl.zeros([BLOCK_R], dtype=tl.float32)
     b_acc = tl.zeros([BLOCK_R, BLOCK_D], dtype=tl.float32)
     for state in tl.static_range(STATES):
-        b_lse = tl.load(p_lse + state * lse_state_stride, mask=m_r, other=float("-inf"))
+        b_lse = tl.load(p_lse + state * lse_step, mask=m_r, other=float("-inf"))
         m_out = (b_lse > float("-inf"))[:, None] & m_d
-        b_out = tl.load(p_out + state * out_state_stride, mask=m_out, other=0.0)
+        b_out = tl.load(p_out + state * out_step, mask=m_out, other=0.0)
         b_weight = tl.exp(b_lse - b_top)
         b_total += b_weight
         b_acc += b_out * b_weight[:, None]

@@ -13,8 +13,9 @@ from kernels import reference
 from kernels.spans import PAGE_SIZE, Segment, Spans
 from kernels.triton_spans import AttentionShape, DeviceSpans, SpanLimits
 from tests.kernels.cases import Node, lay_out
-from tests.kernels.tolerances import LARGE_SCORES, ROWS, assert_close
+from tests.kernels.tolerances import ATTENTION, LARGE_SCORES, LSE, ROWS, assert_close
 from tests.kernels.triton_cases import (
+    CUDA,
     FP16,
     NAN,
     NUM_PAGES,
@@ -275,24 +276,25 @@ def test_a_captured_graph_replays_with_other_spans() -> None:
         torch.testing.assert_close(lse.cpu(), expected_lse, atol=4e-3, rtol=0)
 
 
-@pytest.mark.parametrize("place", [FP16])
+@pytest.mark.parametrize("place", [FP16, CUDA[0]])
 def test_addresses_beyond_32_bits(place: Place) -> None:
     """A page whose first element is number 2^31 + 2^30 of its cache; only it is ever touched."""
     from kernels.triton_attention import prefix_attention
 
-    kv_heads, dim = 16, 256
-    page = 3 * (1 << 30) // (PAGE_SIZE * kv_heads * dim)
-    cache = torch.empty(((page + 1) * PAGE_SIZE, kv_heads, dim), dtype=place.dtype)
-    last = cache[page * PAGE_SIZE :].copy_(torch.randn(PAGE_SIZE, kv_heads, dim))
+    heads, dim = 16, 256
+    page = 3 * (1 << 30) // (PAGE_SIZE * heads * dim)
+    shape = ((page + 1) * PAGE_SIZE, heads, dim)
+    cache = torch.empty(shape, dtype=place.dtype, device=place.device)
+    keys = torch.randn(PAGE_SIZE, heads, dim).to(place.dtype)
+    cache[page * PAGE_SIZE :] = keys.to(place.device)
     spans = Spans.build([(0, 1, [([page], 60)], False)])
-    shape = AttentionShape(kv_heads, kv_heads, dim, place.dtype)
-    q = torch.randn(1, kv_heads, dim).to(place.dtype)
-    out, lse = nan_states(1, 1, kv_heads, dim, place.device)
-    made = DeviceSpans.of(spans, shape, place.device, 4)
-    prefix_attention(q, cache, cache, made, 0.06, out, lse)
-    expected, expected_lse = reference.attention(q, last[:60], last[:60], 0.06)
-    torch.testing.assert_close(out[0], expected, atol=2e-3, rtol=0)
-    torch.testing.assert_close(lse[0], expected_lse, atol=1e-4, rtol=0)
+    made = DeviceSpans.of(spans, AttentionShape(heads, heads, dim, place.dtype), place.device, 4)
+    q = torch.randn(1, heads, dim).to(place.dtype)
+    out, lse = nan_states(1, 1, heads, dim, place.device)
+    prefix_attention(q.to(place.device), cache, cache, made, 0.06, out, lse)
+    expected, expected_lse = reference.attention(q, keys[:60], keys[:60], 0.06)
+    assert_close(out[0].cpu(), expected, ATTENTION[place.dtype])
+    assert_close(lse[0].cpu(), expected_lse, LSE[place.dtype])
 
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:

@@ -21,6 +21,8 @@ from kernels.triton_spans import AttentionShape, DeviceSpans
 from tests.kernels.tolerances import ATTENTION, LSE, Tolerance, assert_close
 
 NUM_PAGES = 40
+# three products of tf32 in place of one of fp32
+TF32X3 = Tolerance(1e-4, 2e-5)
 NAN = float("nan")
 
 
@@ -137,10 +139,10 @@ def check_spans(
     written = ~expected_lse.isnan()
     assert torch.equal(~lse.cpu().isnan(), written)
     assert torch.equal(~out.cpu().isnan().all(-1), written)
-    tolerance_out = tolerance or ATTENTION[place.dtype]
-    assert_close(out.cpu()[written], expected[written], tolerance_out)
-    tolerance_lse = tolerance or LSE[place.dtype]
-    assert_close(lse.cpu()[written], expected_lse[written], tolerance_lse)
+    if tolerance is None and place == Place("cuda", torch.float32):
+        tolerance = TF32X3
+    assert_close(out.cpu()[written], expected[written], tolerance or ATTENTION[place.dtype])
+    assert_close(lse.cpu()[written], expected_lse[written], tolerance or LSE[place.dtype])
     assert_frame_untouched(out)
     assert_frame_untouched(lse)
     return device_spans
