@@ -20,7 +20,7 @@ from app.history import export
 from app.history.import_file import MAX_JSON_BYTES, MAX_UPLOAD_BYTES, ImportFile
 from app.history.json_cutter import MIB
 from app.routes.browser import form_field, go_to, html, user_id_of
-from app.security import ensure_user
+from app.security import csrf_token, ensure_user
 from app.services import HTTPRequest, Services, UseServices, is_fragment
 from app.views import Problem
 
@@ -105,10 +105,11 @@ async def import_page(
     job = user_id and services.importer.get(user_id, job_id)
     if not job:
         raise NoSuchPage
+    context = {**await pages.sidebar(services, user_id), "job": job}
     if is_fragment(request):
-        return html(services.views.fragment("import_job.html", job=job))
-    context = await pages.sidebar(services, user_id)
-    return html(services.views.page(request, "import.html", {**context, "job": job}))
+        token = csrf_token(request)
+        return html(services.views.fragment("import_changed.html", csrf_token=token, **context))
+    return html(services.views.page(request, "import.html", context))
 
 
 async def _page(

@@ -64,15 +64,19 @@
   let acted = null;
 
   document.addEventListener("submit", (event) => {
-    const item = event.target.closest(".chat-list__item, .undo__item");
-    acted = item && (item.querySelector(".chat-list__link")?.getAttribute("href") ?? "");
+    const [, chat] = event.target.action.match(/(\/chats\/[0-9a-f]+)\/(?:rename|pin|delete|undo)$/) ?? [];
+    acted = chat ?? null;
   });
 
   document.addEventListener("htmx:after:swap", () => {
     if (acted === null || document.activeElement !== document.body) return;
-    const link = acted && document.querySelector(`.chat-list__link[href="${acted}"]`);
-    const next = link?.parentElement.querySelector("summary");
-    (next ?? document.querySelector(".undo__item button"))?.focus();
+    const link = document.querySelector(`.chat-list__link[href="${acted}"]`);
+    // In a narrow window the list closes when the focus leaves it.
+    const narrow = matchMedia("(max-width: 52rem)").matches;
+    const undo = narrow ? null : document.querySelector(".undo__item button");
+    const list = document.getElementById("chat-list");
+    const next = link?.parentElement.querySelector("summary") ?? undo;
+    (next ?? list?.querySelector("summary"))?.focus();
     acted = null;
   });
 

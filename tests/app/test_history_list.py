@@ -416,4 +416,4 @@ async def test_the_menu_has_every_way_without_script(browser: Browser, server: S
         f"/chats/{chat_id}/export/json",
     ]
     assert field(page, "title") == "only"
-    assert 'role="search" method="get" action="/search"' in page
+    assert '<search class="search-box"><form class="search-box__form" method="get"' in page
