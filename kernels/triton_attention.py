@@ -1,7 +1,8 @@
 """Attention of spans over the paged cache on CUDA: one kernel for prefix, decode and prefill.
 
-A program has one item (see `triton_spans`) and one KV head. A tile of keys is one page. Scores are
-kept in units of log2 (the scale times log2 e is folded in); the LSE leaves as a natural logarithm.
+A program has one item (see `triton_spans`) and one KV head. A tile of keys is one page. Maxima and
+exponents are in units of log2 (the scale times log2 e is one factor); the LSE leaves as a natural
+logarithm.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ def _tile(
     if MASKED:
         o_key = o_tile + o_n
         b_k = tl.load(p_k + o_page, mask=m_d & (o_key < tokens)[:, None], other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale_log2
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_s = tl.where(o_key[None, :] <= limit[:, None], b_s, float("-inf"))
-        b_top = tl.maximum(b_max, tl.max(b_s, axis=1))
+        b_top = tl.maximum(b_max, tl.max(b_s, axis=1) * scale_log2)
         b_anchor = tl.where(b_top == float("-inf"), 0.0, b_top)  # rows that have seen no key yet
         b_v = tl.load(p_v + o_page, mask=m_d & (o_key < tokens)[:, None], other=0.0)
     else:
         b_k = tl.load(p_k + o_page, mask=m_d, other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale_log2
-        b_top = tl.maximum(b_max, tl.max(b_s, axis=1))
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_top = tl.maximum(b_max, tl.max(b_s, axis=1) * scale_log2)
         b_anchor = b_top
         b_v = tl.load(p_v + o_page, mask=m_d, other=0.0)
-    b_p = tl.exp2(b_s - b_anchor[:, None])
+    b_p = tl.exp2(b_s * scale_log2 - b_anchor[:, None])  # a multiply-add each
     b_keep = tl.exp2(b_max - b_anchor)
     b_sum = b_sum * b_keep + tl.sum(b_p, axis=1)
     b_acc = b_acc * b_keep[:, None]
@@ -174,6 +175,8 @@ def span_attention(
     kv_heads = k_cache.shape[1]
     if heads % kv_heads or dim % 16 or dim > 256:
         raise ValueError(f"head_dim {dim} or {heads} heads over {kv_heads} is not supported")
+    if not scale > 0:
+        raise ValueError(f"scale {scale} is not above 0")
     if q.stride(1) != dim or out.stride(2) != dim or lse.stride(2) != 1:
         raise ValueError("the heads of q, out and lse must be contiguous")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):

@@ -305,9 +305,9 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
     made = DeviceSpans.of(spans, shape, "cpu", 4)
     cache = torch.zeros(128, 1, 64)
 
-    def run(q: Tensor, k: Tensor, rows: int = 3) -> None:
-        out, lse = torch.zeros(1, rows, *q.shape[1:]), torch.zeros(1, rows, q.shape[1])
-        span_attention(q, k, k, made, 1.0, out, lse)
+    def run(q: Tensor, k: Tensor, scale: float = 1.0) -> None:
+        out, lse = torch.zeros(1, 3, *q.shape[1:]), torch.zeros(1, 3, q.shape[1])
+        span_attention(q, k, k, made, scale, out, lse)
 
     with pytest.raises(ValueError, match="spans up to"):
         run(torch.zeros(2, 2, 64), cache)
@@ -315,6 +315,8 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
         run(torch.zeros(3, 2, 64), cache[:64])
     with pytest.raises(ValueError, match="spans for"):
         run(torch.zeros(3, 4, 64), cache)
+    with pytest.raises(ValueError, match=r"scale 0\.0"):
+        run(torch.zeros(3, 2, 64), cache, 0.0)
     with pytest.raises(ValueError, match="head_dim 72"):
         run(torch.zeros(3, 2, 72), torch.zeros(128, 1, 72))
     with pytest.raises(ValueError, match="contiguous"):
