@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
+from typing import Any
 
 from litestar import Response
 from litestar.enums import MediaType
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
+from app.api.errors import answer_api_error
 from app.faults import (
     ChatMoved,
     Fault,
@@ -19,6 +21,7 @@ from app.faults import (
     NotRetryable,
     WrongModel,
 )
+from app.security.middleware import is_api_path
 from app.services import HTTPRequest, is_fragment
 from app.views import Problem, Views
 from engine.errors import ContextOverflow, EngineUnavailable, QueueFull
@@ -104,8 +107,10 @@ def problem_of(error: Exception) -> Problem:
             return Problem(status=500, text="The server failed to do this; its log says why.")
 
 
-def answer_error(request: HTTPRequest, error: Exception) -> Response[str]:
+def answer_error(request: HTTPRequest, error: Exception) -> Response[Any]:
     """The response for an error: a fragment, a page or JSON, as was asked for."""
+    if is_api_path(request.url.path):
+        return answer_api_error(request, error)
     problem = problem_of(error)
     if problem.status >= 500 and not isinstance(error, EngineUnavailable):
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)

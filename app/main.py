@@ -14,6 +14,7 @@ from litestar import Litestar
 from litestar.di import Provide
 from litestar.static_files import create_static_files_router
 
+from app.api.service import Api
 from app.assets import STATIC, AssetUrls, keep_versioned_assets
 from app.assistants.loader import builtin_assistants
 from app.chat import ChatService
@@ -21,6 +22,7 @@ from app.errors import EXCEPTION_HANDLERS
 from app.history.importer import Importer
 from app.history.purger import Purger
 from app.routes import ROUTE_HANDLERS
+from app.routes.v1 import API_ROUTER
 from app.security import SecurityPlugin
 from app.services import Services, provide_services, stamp_receipt
 from app.settings import Settings
@@ -60,6 +62,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
     return Litestar(
         route_handlers=[
             *ROUTE_HANDLERS,
+            API_ROUTER,
             create_static_files_router(path="/static", directories=[STATIC]),
         ],
         dependencies={"services": Provide(provide_services, sync_to_thread=False)},
@@ -109,6 +112,8 @@ async def _running(
         importer = Importer(
             repository=repository, tokenizer=tokenizer, context_limit=lambda: chat.context_limit
         )
+        api = Api(settings=settings, repository=repository, engine=engine, tokenizer=tokenizer)
+        await api.begin()
         app.state.repository = repository
         app.state.views = views
         app.state.services = Services(
@@ -121,13 +126,15 @@ async def _running(
             views=views,
             submissions=Submissions(),
             importer=importer,
+            api=api,
         )
         chat.queued.begin()
         try:
-            with _streams_end_on_signals(hub):
+            with _streams_end_on_signals(hub, api):
                 yield
         finally:
             hub.end_streams()
+            await api.close()
             await importer.close()
             await chat.close()
             await purger.close()
@@ -145,7 +152,7 @@ async def _recover(repository: Repository) -> None:
 
 
 @contextmanager
-def _streams_end_on_signals(hub: TurnHub) -> Iterator[None]:
+def _streams_end_on_signals(hub: TurnHub, api: Api) -> Iterator[None]:
     """End event streams when the server is told to stop.
 
     uvicorn waits for open connections before it runs the lifespan's end, and a stream stays open
@@ -159,6 +166,7 @@ def _streams_end_on_signals(hub: TurnHub) -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(hub.end_streams)
+        loop.call_soon_threadsafe(api.end_streams)
         previous = before[signal.Signals(number)]
         if callable(previous):
             previous(number, frame)

@@ -11,6 +11,7 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from app.api.service import Api
 from app.chat import ChatService
 from app.history.importer import Importer
 from app.settings import Settings
@@ -38,6 +39,7 @@ class Services:
     views: Views
     submissions: Submissions
     importer: Importer
+    api: Api
 
 
 UseServices = NamedDependency[Services]

@@ -57,7 +57,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     answered: int = 0  # of the last tokens: those of an answer that is gone on with
     top_logprobs: int | None = None  # likeliest tokens told beside each chosen one; None: nothing
     logit_bias: dict[int, float] = {}  # added to the logits of these token ids
-    grammar: str = ""  # what the answer must match, as `engine.model.constraints` writes it
+    grammar: str = ""  # what the answer must match, as `engine.model.json_grammar` writes it
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):

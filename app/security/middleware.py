@@ -26,15 +26,16 @@ class UnsupportedMediaType(HTTPException):
 
 
 class RequestGuard(ASGIMiddleware):
-    """Origin, content type and CSRF token for unsafe methods outside /v1."""
+    """Origin for all unsafe methods; content type and CSRF token for those outside /v1."""
 
     scopes = (ScopeType.HTTP,)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Pass the request on, or raise 403 or 415. Its Host was checked before."""
-        if _needs_token(scope):
+        if _is_unsafe(scope):
             _check_origin(scope)
-            await _check_token(scope, receive)
+            if not is_api_path(scope["path"]):
+                await _check_token(scope, receive)
         await next_app(scope, receive, send)
 
 
@@ -43,9 +44,9 @@ def is_api_path(path: str) -> bool:
     return path == API_PREFIX or path.startswith(API_PREFIX + "/")
 
 
-def _needs_token(scope: Scope) -> bool:
+def _is_unsafe(scope: Scope) -> bool:
     # Only HTTP scopes come here; the declared type also covers websockets, which have no method.
-    return scope["method"] not in _SAFE_METHODS and not is_api_path(scope["path"])  # type: ignore[typeddict-item]
+    return scope["method"] not in _SAFE_METHODS  # type: ignore[typeddict-item]
 
 
 def _check_origin(scope: Scope) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -14,30 +12,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from engine.model.sampler import Row
 from engine.model.tokenizer import ChatTokenizer
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 COMPILED_KEPT = 32
-# As Python's json writes it. With free white space a model can go on for ever with blanks.
-_SEPARATORS: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-
-
-def json_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of JSON texts that fit a JSON schema, for `Submit.grammar`.
-
-    Raises ValueError, which says what of the schema is not valid or not supported.
-    """
-    # A hint of this name in the schema would override the options above.
-    cleaned = {name: value for name, value in schema.items() if name != "x-guidance"}
-    grammar: str = LLMatcher.grammar_from_json_schema(json.dumps(cleaned), overrides=_SEPARATORS)
-    failed, notes = LLMatcher.validate_grammar_with_warnings(grammar)
-    if failed:
-        raise ValueError(notes[0] if notes else "it is not valid")
-    return grammar
 
 
 class Grammars:

@@ -109,7 +109,7 @@ def all_routes(server: Server) -> set[tuple[str, str]]:
         (method, route.path_format)
         for route in server.app.routes
         for method in route.methods
-        if method != "OPTIONS" and not route.path_format.startswith(STATIC)
+        if method != "OPTIONS" and not route.path_format.startswith((STATIC, "/v1/"))
     }
 
 

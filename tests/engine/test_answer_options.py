@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from engine.messages import MEMORY_ONLY, Delta, SamplingParams, Submit
-from engine.model.constraints import Constraint, Grammars, json_grammar
+from engine.model.constraints import Constraint, Grammars
+from engine.model.json_grammar import json_grammar
 from engine.model.logprobs import token_logprobs
 from engine.model.tokenizer import ChatTokenizer
 from tests.engine.harness import Harness, HarnessFactory, random_ids

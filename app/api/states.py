@@ -1,0 +1,236 @@
+"""Where the state of earlier stateless calls is: each call finds the one that it goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.client import Engine
+from engine.errors import EngineUnavailable
+from engine.messages import MEMORY_ONLY
+from sessions.queries.ids import new_id
+from sessions.records import ApiState
+
+logger = logging.getLogger(__name__)
+
+KEPT_S = 3600.0
+KEPT_PER_USER = 64
+USEFUL_TOKENS = 64  # a page: with less in common another chat is begun
+TIDY_EVERY_S = 30.0
+
+
+class StateStore(Protocol):
+    """Where states outlive the process; part of the repository."""
+
+    async def api_states(self) -> list[ApiState]: ...
+
+    async def keep_api_state(self, state: ApiState, *, replaces: str | None) -> None: ...
+
+    async def drop_api_states(self, state_ids: Sequence[str]) -> None:
+        """Delete the rows; chats without any are noted to be forgotten by the engine."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A hidden chat to go on with; `agreed` leading ids of the call have been its before."""
+
+    chat_id: str
+    agreed: int = 0
+    computed: int = 0  # of those: have had K/V
+    state_id: str | None = None
+
+
+@dataclass
+class _State:
+    id: str
+    user_id: str
+    chat_id: str
+    prefix: array[int]
+    ids: array[int]
+    prompt_tokens: int  # of ids; the rest was answered
+    computed: int
+    used_at: float  # seconds since the epoch: they outlive the process
+
+    @property
+    def stored(self) -> bool:
+        return not self.chat_id.startswith(MEMORY_ONLY)
+
+
+class States:
+    """Owns the hidden chats: a bounded number for each user, kept an hour. Event loop only.
+
+    A state is used by its own user only, and only as far as token ids agree.
+    """
+
+    def __init__(self, store: StateStore, engine: Engine) -> None:
+        self._store = store
+        self._engine = engine
+        self._by_user: dict[str, OrderedDict[str, _State]] = {}  # least recently used first
+        self._in_use: dict[str, int] = {}  # running calls, by chat
+        self._writes: set[asyncio.Task[None]] = set()
+        self._tidying: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Read what earlier runs kept, and keep everything tidy from now on."""
+        for row in sorted(await self._store.api_states(), key=lambda one: one.used_at):
+            state = _State(
+                id=row.id,
+                user_id=row.user_id,
+                chat_id=row.chat_id,
+                prefix=array("i", row.prefix_ids),
+                ids=array("i", row.token_ids),
+                prompt_tokens=row.prompt_tokens,
+                computed=row.computed,
+                used_at=row.used_at,
+            )
+            self._by_user.setdefault(row.user_id, OrderedDict())[row.id] = state
+        self._tidying = asyncio.create_task(self._tidy_for_ever(), name="api states")
+
+    async def close(self) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait([self._tidying])
+        if self._writes:
+            await asyncio.wait(self._writes)
+
+    def find(
+        self, user_id: str, prefix_ids: Sequence[int], ids: Sequence[int], *, stored: bool
+    ) -> Found:
+        """The chat whose ids agree longest with these, or a new one."""
+        prefix, wanted = array("i", prefix_ids), array("i", ids)
+        best: _State | None = None
+        agreed = 0
+        for state in reversed(self._by_user.get(user_id, {}).values()):
+            if state.stored is stored and state.prefix == prefix:
+                common = _common(state.ids, wanted)
+                if common > agreed and common >= min(USEFUL_TOKENS, state.prompt_tokens):
+                    best, agreed = state, common
+        if best is None:
+            return Found(new_id() if stored else MEMORY_ONLY + new_id())
+        return Found(best.chat_id, agreed, min(agreed, best.computed), best.id)
+
+    def use(self, chat_id: str) -> None:
+        """A call runs on this chat: it is not forgotten until `release`."""
+        self._in_use[chat_id] = self._in_use.get(chat_id, 0) + 1
+
+    def release(self, chat_id: str) -> None:
+        left = self._in_use[chat_id] - 1
+        if left:
+            self._in_use[chat_id] = left
+        else:
+            del self._in_use[chat_id]
+
+    def keep(
+        self,
+        user_id: str,
+        found: Found,
+        prefix_ids: Sequence[int],
+        prompt_ids: Sequence[int],
+        answers: Sequence[tuple[Sequence[int], bool]],
+    ) -> None:
+        """A call ended: its ids are found by the next one.
+
+        `answers`: each answer's ids, and whether its last one has K/V too.
+        """
+        states = self._by_user.setdefault(user_id, OrderedDict())
+        before = states.get(found.state_id or "")
+        replaced = before if before is not None and found.agreed >= before.prompt_tokens else None
+        if replaced is not None:
+            del states[replaced.id]
+        for answer, complete in answers:
+            ids = array("i", [*prompt_ids, *answer])
+            state = _State(
+                id=new_id(),
+                user_id=user_id,
+                chat_id=found.chat_id,
+                prefix=array("i", prefix_ids),
+                ids=ids,
+                prompt_tokens=len(prompt_ids),
+                computed=max(0, len(ids) - (0 if complete else 1)),
+                used_at=time.time(),
+            )
+            states[state.id] = state
+            if state.stored:
+                old = None if replaced is None else replaced.id
+                self._later(self._store.keep_api_state(_row(state), replaces=old))
+            replaced = None
+        while len(states) > KEPT_PER_USER:
+            _, oldest = states.popitem(last=False)
+            self._later(self._drop([oldest]))
+
+    def _later(self, work: object) -> None:
+        async def run() -> None:
+            try:
+                await work  # type: ignore[misc]  # a coroutine; typed so that both kinds fit
+            except Exception:
+                logger.exception("the state of an API call could not be noted")
+
+        task = asyncio.create_task(run())
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _tidy_for_ever(self) -> None:
+        while True:
+            try:
+                await self.tidy(time.time() - KEPT_S)
+            except Exception:
+                logger.exception("old states of API calls could not be dropped")
+            await asyncio.sleep(TIDY_EVERY_S)
+
+    async def tidy(self, before: float) -> None:
+        """Drop what was last used before then (seconds since the epoch)."""
+        gone: list[_State] = []
+        for states in self._by_user.values():
+            due = [
+                one
+                for one in states.values()
+                if one.used_at < before and one.chat_id not in self._in_use
+            ]
+            for state in due:
+                del states[state.id]
+            gone += due
+        if gone:
+            await self._drop(gone)
+
+    async def _drop(self, gone: Sequence[_State]) -> None:
+        await self._store.drop_api_states([one.id for one in gone if one.stored])
+        left = {one.chat_id for states in self._by_user.values() for one in states.values()}
+        memory = {one.chat_id for one in gone if not one.stored} - left - set(self._in_use)
+        if memory:
+            try:
+                await self._engine.forget(sorted(memory))
+            except EngineUnavailable:
+                logger.info("the engine is away, and its memory with it")
+
+
+def _row(state: _State) -> ApiState:
+    return ApiState(
+        id=state.id,
+        user_id=state.user_id,
+        chat_id=state.chat_id,
+        prefix_ids=state.prefix.tolist(),
+        token_ids=state.ids.tolist(),
+        prompt_tokens=state.prompt_tokens,
+        computed=state.computed,
+        used_at=state.used_at,
+    )
+
+
+def _common(a: array[int], b: array[int]) -> int:
+    """Length of the longest common beginning, by halves: comparing arrays is fast."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
