@@ -1,4 +1,4 @@
-"""The command line: `rejoinder serve`, `check`, `profile`, `plan`, `db upgrade`, `setup`."""
+"""The command line: `rejoinder serve`, `check`, `profile`, `plan`, `keys`, `db`, `setup`."""
 
 from __future__ import annotations
 
@@ -220,6 +220,66 @@ def plan(
     except EngineError as error:
         raise click.ClickException(str(error)) from error
     click.echo("\n".join(lines))
+
+
+@main.group()
+def keys() -> None:
+    """Keys of the API."""
+
+
+@keys.command("create")
+@click.argument("name")
+@click.option("--user", "user_id", metavar="ID", help="whose key it is; otherwise a new user's")
+@click.option(
+    "--limit",
+    "max_requests",
+    type=click.IntRange(1, 65536),
+    help="requests that the key may have at once; otherwise as many as its user may",
+)
+@_setting_options("data_dir")
+def keys_create(name: str, user_id: str | None, max_requests: int | None, **options: Any) -> None:
+    """Make a key and show it, this once."""
+    from app.api.key_admin import create_key
+
+    settings = _load(options)
+    try:
+        key, record = create_key(settings.database_path, name[:200], user_id, max_requests)
+    except SessionsError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"key {record.id} of user {record.user_id}; it is shown this once:", err=True)
+    click.echo(key)
+
+
+@keys.command("list")
+@_setting_options("data_dir")
+def keys_list(**options: Any) -> None:
+    """List all keys, as far as they can be known again."""
+    from app.api.key_admin import key_line, list_keys
+
+    settings = _load(options)
+    try:
+        found = list_keys(settings.database_path)
+    except SessionsError as error:
+        raise click.ClickException(str(error)) from error
+    for key in found:
+        click.echo(key_line(key))
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@_setting_options("data_dir")
+def keys_revoke(key_id: str, **options: Any) -> None:
+    """End a key, by its id in the list: requests with it are refused from now on."""
+    from app.api.key_admin import revoke_key
+
+    settings = _load(options)
+    try:
+        revoked = revoke_key(settings.database_path, key_id)
+    except SessionsError as error:
+        raise click.ClickException(str(error)) from error
+    if not revoked:
+        raise click.ClickException(f"there is no valid key {key_id}; see `rejoinder keys list`")
+    click.echo(f"key {key_id} is revoked")
 
 
 @main.group()
