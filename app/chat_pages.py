@@ -103,7 +103,9 @@ class Talk:
         repository = self._services.repository
         prefix = await repository.prefix_by_id(self.chat.prefix_id)
         found = await repository.queued_message(self.chat.id)
-        queued = found and QueuedView(text=found.text, problem=found.problem or "")
+        queued = None
+        if found is not None:
+            queued = QueuedView(text=found.text, problem=found.problem or "")
         return ComposerView(
             chat_id=self.chat.id,
             parent_id=self.path[-1].id if self.path else "",
@@ -197,10 +199,16 @@ async def conversation_fragment(
 async def sent_fragment(services: Services, request: HTTPRequest, chat: Chat) -> str:
     """What a page of the chat needs after a message was sent: that, its answers, an empty field."""
     talk = await Talk.of(services, chat)
+    entries = await talk.entries(max(0, len(talk.path) - 3))
+    before = entries.pop(0) if len(talk.path) > 2 else None
+    group_id = talk.path[-3].group_id if before else None
     context = await sidebar(services, chat.user_id, current=chat.id)
     context |= {
         "csrf_token": csrf_token(request),
-        "entries": await talk.entries(max(0, len(talk.path) - 2)),
+        "entries": entries,
+        # Answers that stood side by side until now: the one that was gone on from stays.
+        "group_id": group_id,
+        "chosen": before,
         "composer": await talk.composer(),
         "text": "",
         "autofocus": False,
