@@ -17,11 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels import attention_cpu as cpu
-from kernels.attention_block_cpu import scratch_floats
-from kernels.attention_tile import BF16, FP32, MAX_ROWS
-from kernels.parallel import num_threads
-from kernels.rows_cpu import MERGE, merge_rows
 from kernels.spans import Spans
 from kernels.triton_spans import DeviceSpans
 
@@ -35,8 +30,8 @@ class _Scratch:
         self._floats: NDArray[np.float32] = np.empty(0, np.float32)
         self._address = 0
 
-    def get(self, threads: int, dim: int) -> int:
-        size = threads * scratch_floats(dim)
+    def get(self, size: int) -> int:
+        """Address of that many floats."""
         if self._floats.size < size + 16:
             self._floats = np.zeros(size + 16, np.float32)
             self._address = -(-self._floats.ctypes.data // 64) * 64  # a cache line's start
@@ -60,10 +55,13 @@ def _run(
 
         triton_attention.span_attention(q, k_cache, v_cache, spans, scale, out, lse)
         return
+    # not where there is no numba
+    from kernels import attention_block_cpu, attention_cpu, attention_tile, parallel
+
     spans = spans.host if isinstance(spans, DeviceSpans) else spans
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    if dim % 16 or heads % kv_heads or heads > MAX_ROWS * kv_heads:
+    if dim % 16 or heads % kv_heads or heads > attention_tile.MAX_ROWS * kv_heads:
         raise ValueError(f"head_dim {dim} or {heads} heads over {kv_heads} is not supported")
     if out.shape[1:] != q.shape or lse.shape != out.shape[:3] or k_cache.shape[2] != dim:
         raise ValueError(
@@ -73,15 +71,15 @@ def _run(
     if not (out.is_contiguous() and lse.is_contiguous() and q.stride(1) == dim):
         raise ValueError("out and lse, and each row of q, must be contiguous")
     if q.dtype == torch.float32:
-        kind, width = FP32, 4
+        kind, width = attention_tile.FP32, 4
     elif q.dtype == torch.bfloat16:
-        kind, width = BF16, 2
+        kind, width = attention_tile.BF16, 2
     else:
         raise ValueError(f"{q.dtype} is not supported: fp32 or bf16")
     if not q.dtype == k_cache.dtype == v_cache.dtype or v_cache.shape != k_cache.shape:
         raise ValueError(f"{q.dtype} queries, {k_cache.dtype} keys, {v_cache.dtype} values")
-    threads = num_threads()
-    outside = cpu.run_spans(
+    threads = parallel.num_threads()
+    outside = attention_cpu.run_spans(
         kind,
         q.data_ptr(),
         q.stride(0) * width,
@@ -98,9 +96,9 @@ def _run(
         out.shape[0],
         out.data_ptr(),
         lse.data_ptr(),
-        _scratch.get(threads, dim),
+        _scratch.get(threads * attention_block_cpu.scratch_floats(dim)),
         threads,
-        cpu.PART.address,
+        attention_cpu.PART.address,
     )
     if outside >= 0:
         start, stop, _, state = spans.rows[outside].tolist()
@@ -172,6 +170,8 @@ def merge_states(out: Tensor, lse: Tensor, result: Tensor) -> None:
 
         triton_merge.merge_states(out, lse, result)
         return
+    from kernels import parallel, rows_cpu
+
     states, rows, heads, dim = out.shape
     if lse.shape != out.shape[:3] or result.numel() != rows * heads * dim or dim % 16 or not states:
         raise ValueError(
@@ -181,7 +181,7 @@ def merge_states(out: Tensor, lse: Tensor, result: Tensor) -> None:
         raise ValueError("out, lse and result must be contiguous")
     if out.dtype != torch.float32 or result.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"{out.dtype} states or a {result.dtype} result is not supported")
-    merge_rows(
+    rows_cpu.merge_rows(
         result.dtype == torch.bfloat16,
         out.data_ptr(),
         lse.data_ptr(),
@@ -189,6 +189,6 @@ def merge_states(out: Tensor, lse: Tensor, result: Tensor) -> None:
         result.data_ptr(),
         rows * heads,
         dim,
-        num_threads(),
-        MERGE.address,
+        parallel.num_threads(),
+        rows_cpu.MERGE.address,
     )

@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.parallel import num_threads
-from kernels.rows_cpu import NORM, SILU, norm_rows, silu_rows
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """weight * cast(x / rms(x)) per row.
@@ -55,9 +52,11 @@ def _norm(adds: bool, x: Tensor, residual: Tensor, weight: Tensor, eps: float, o
 
         triton_elementwise.norm(x, residual if adds else None, weight, eps, out)
         return
+    from kernels import parallel, rows_cpu  # not where there is no numba
+
     rows, dim = x.shape
     bf16 = _is_bf16(x, dim)
-    norm_rows(
+    rows_cpu.norm_rows(
         bf16,
         adds,
         x.data_ptr(),
@@ -68,8 +67,8 @@ def _norm(adds: bool, x: Tensor, residual: Tensor, weight: Tensor, eps: float, o
         rows,
         dim,
         eps,
-        num_threads(),
-        NORM.address,
+        parallel.num_threads(),
+        rows_cpu.NORM.address,
     )
 
 
@@ -92,15 +91,17 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
         triton_elementwise.silu_mul(gate_up, out)
         return out
+    from kernels import parallel, rows_cpu
+
     bf16 = _is_bf16(gate_up, dim)
-    silu_rows(
+    rows_cpu.silu_rows(
         bf16,
         gate_up.data_ptr(),
         gate_up.stride(0) * (2 if bf16 else 4),
         out.data_ptr(),
         rows,
         dim,
-        num_threads(),
-        SILU.address,
+        parallel.num_threads(),
+        rows_cpu.SILU.address,
     )
     return out

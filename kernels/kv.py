@@ -11,8 +11,6 @@ from torch import Tensor
 
 from kernels.elementwise import qk_norm, rms_norm
 from kernels.linear import PackedLinear
-from kernels.parallel import num_threads
-from kernels.rows_cpu import WRITE, copy_rows, write_rows
 
 
 def rope_table(inv_freq: Tensor, max_positions: int, attention_scaling: float = 1.0) -> Tensor:
@@ -45,6 +43,8 @@ def write_kv(
 
         triton_kv.write_kv(q, k, v, cos_sin, positions, slots, k_cache, v_cache)
         return
+    from kernels import parallel, rows_cpu  # not where there is no numba
+
     rows, kv_heads, dim = k.shape
     if dim % 16 or k.stride(1) != dim or v.stride(1) != dim:
         raise ValueError(f"head_dim {dim} is no multiple of 16, or heads are not contiguous")
@@ -53,7 +53,7 @@ def write_kv(
         query, query_row, heads = 0, 0, 0
     else:
         query, query_row, heads = q.data_ptr(), q.stride(0) * width, q.shape[1]
-    write_rows(
+    rows_cpu.write_rows(
         k.dtype == torch.bfloat16,
         query,
         query_row,
@@ -70,8 +70,8 @@ def write_kv(
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         rows,
-        num_threads(),
-        WRITE.address,
+        parallel.num_threads(),
+        rows_cpu.WRITE.address,
     )
 
 
@@ -127,8 +127,10 @@ def _copy(to_cache: bool, rows: Tensor, slots: Tensor, k_cache: Tensor, v_cache:
 
         triton_kv.copy_rows(to_cache, rows, slots, k_cache, v_cache)
         return
+    from kernels import rows_cpu
+
     item = rows.element_size()
-    copy_rows(
+    rows_cpu.copy_rows(
         to_cache,
         rows.data_ptr(),
         rows.stride(0) * item,
