@@ -71,12 +71,17 @@
   const showList = (shown) => {
     const toggle = document.querySelector(".topbar__toggle");
     if (!toggle || listIsOpen() === shown) return;
+    const inside = byId("sidebar").contains(document.activeElement);
     layout().classList.toggle("layout--chats", shown);
     toggle.setAttribute("aria-expanded", String(shown));
-    byId("main").inert = shown;
     if (shown) byId("sidebar").querySelector("input, a, button, summary")?.focus();
-    else toggle.focus();
+    else if (inside) toggle.focus();
   };
+
+  // It covers the page, so it goes when the focus leaves it.
+  document.addEventListener("focusin", (event) => {
+    if (listIsOpen() && !event.target.closest("#sidebar, .topbar")) showList(false);
+  });
 
   document.addEventListener("click", (event) => {
     if (event.target.closest?.(".topbar__toggle")) showList(!listIsOpen());

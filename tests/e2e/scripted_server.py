@@ -78,7 +78,7 @@ class ScriptedEngine:
 
     def __init__(self, model_dir: Path) -> None:
         self._tokenizer = ChatTokenizer(model_dir)
-        self._places = Places(4)
+        self._places = Places(16)
         self._cancelled: set[str] = set()
         self._streams: dict[str, TurnStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
