@@ -20,7 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from engine.config import CheckpointMethod, DType, EngineConfig
+from engine.config import CheckpointMethod, Device, DType, EngineConfig
 
 ENV_PREFIX = "REJOINDER_"
 CONFIG_NAME = "rejoinder.toml"
@@ -57,12 +57,18 @@ class Settings(BaseSettings):
         min_length=1,
         description="`embedded`, a Hugging Face style directory, or a hub id",
     )
+    device: Device = Field(
+        default="auto", description="what runs the model; `auto` is `cuda` where torch finds one"
+    )
     dtype: DType = Field(
         default="auto",
         description="element type of weights and KV; `auto` is bf16 where that is fast",
     )
     kv_memory_mib: int = Field(
-        default=1024, ge=16, le=1 << 22, description="memory for the KV cache, MiB"
+        default=0,
+        ge=0,
+        le=1 << 22,
+        description="memory for the KV cache, MiB; 0 is 1024 on a CPU, on a GPU what is free",
     )
     max_batch: int = Field(
         default=64, ge=1, le=1024, description="chats that are answered at the same time"
@@ -152,6 +158,7 @@ class Settings(BaseSettings):
         return EngineConfig(
             model_dir=str(model_dir.resolve()),
             model_name=model_dir.name.replace("--", "/", 1) if from_hub else model_dir.name,
+            device=self.device,
             dtype=self.dtype,
             kv_memory_bytes=self.kv_memory_mib * MIB,
             max_batch=self.max_batch,

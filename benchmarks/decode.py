@@ -36,7 +36,7 @@ from benchmarks.machine import Peak
 from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.texts import text_ids
 from benchmarks.transformers_side import TransformersSide
-from engine.loading import resolve_dtype
+from engine.devices import resolve_dtype
 from engine.model.model_config import read_model_config
 from kernels.threading import configure_torch
 

@@ -21,12 +21,12 @@ import torch
 from benchmarks import machine
 from benchmarks.machine import Peak
 from benchmarks.report import Options, Row, progress, run
-from engine.loading import resolve_dtype
+from engine.devices import resolve_dtype
 from kernels.attention import decode_attention, merge_states, prefill_attention, prefix_attention
 from kernels.spans import PAGE_SIZE, Spans
 from kernels.threading import configure_torch
 
-CACHE_BYTES = 384 << 20  # of K and V together: no processor's cache holds it
+CACHE_BYTES = 384 << 20  # of K and V together: no cache of a processor holds it
 MERGED_STATES = 3
 
 

@@ -37,7 +37,7 @@ from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.resuming import Chat, Side, Turn, check_turn
 from benchmarks.texts import default_prefix_ids, text_ids
 from engine.config import CheckpointMethod
-from engine.loading import resolve_dtype
+from engine.devices import resolve_dtype
 from engine.model.model_config import ModelConfig, read_model_config
 from engine.model.tokenizer import ChatTokenizer
 from engine.restoration.plan import choose_plan

@@ -9,6 +9,7 @@ import msgspec
 from engine.profile.record import DiskRead
 
 CheckpointMethod = Literal["auto", "hidden", "kv", "recompute"]
+Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "fp32", "bf16"]
 
 
@@ -17,8 +18,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model_dir: str
     model_name: str
+    device: Device = "auto"
     dtype: DType = "auto"
-    kv_memory_bytes: int = 1 << 30
+    kv_memory_bytes: int = 1 << 30  # 0: 1 GiB on a CPU, on CUDA what is free
     max_batch: int = 64  # sequences that decode in one step
     max_queue: int = 64  # requests that wait beyond those running
     max_context: int = 0  # 0: the model's own

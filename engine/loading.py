@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,24 +10,35 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.cuda_graphs import MAX_ROWS, CudaCapture, DecodeGraphs
+from engine.devices import page_count, resolve_device, resolve_dtype
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE, PagePool
 from engine.messages import EngineInfo
+from engine.model.attention import Gate
+from engine.model.cuda_gate import measure_cuda_attention
+from engine.model.decoder import Decoder
+from engine.model.geometry import ModelConfig
 from engine.model.model_config import read_model_config
+from engine.model.sharing_gate import SharingGate
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
 from engine.profile.choice import make_gate, make_plans
-from engine.profile.machine import dtype_name
 from engine.restoration.checkpoint import CODING, Recorder
 from engine.restoration.chunk_store import ChunkStore
 from engine.restoration.leading import LeadingLayers
+from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.restorer import Restorer
 from engine.scheduler import Scheduler
 from kernels.threading import configure_torch
+from kernels.triton_spans import AttentionShape
 from kernels.warm_up import warm_up
 
+logger = logging.getLogger(__name__)
+
 MIN_PAGES = 4
+NOTHING_SAVED_ON_CUDA = "chats on a CUDA device are not saved; one that left memory is read again"
 
 
 @dataclass(frozen=True)
@@ -51,23 +63,36 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     configure_torch(config.num_threads)
     model_dir = Path(config.model_dir)
     geometry = read_model_config(model_dir)
-    dtype = resolve_dtype(config.dtype)
+    device = resolve_device(config.device)
+    on_cuda = device.type == "cuda"
+    dtype = resolve_dtype(config.dtype, device)
     heads, head_dim = geometry.num_kv_heads, geometry.head_dim
     page_bytes = KVCache.bytes_per_page(geometry.num_layers, heads, head_dim, dtype)
-    num_pages = config.kv_memory_bytes // page_bytes
+    num_pages = page_count(config, geometry, dtype, device)
     if num_pages < MIN_PAGES:
         raise ValueError(
-            f"kv_memory is {config.kv_memory_bytes} bytes; this model needs at least "
+            f"kv_memory is {num_pages * page_bytes} bytes; this model needs at least "
             f"{MIN_PAGES * page_bytes}"
         )
+    unsaved = "no checkpoint directory is set"
+    if on_cuda:
+        if store is not None:
+            logger.warning(NOTHING_SAVED_ON_CUDA)
+        store, unsaved = None, NOTHING_SAVED_ON_CUDA
     own_limit = geometry.max_position_embeddings
     fits = (num_pages - 2) * PAGE_SIZE  # prefix and chat each end inside a page
     context_length = min(config.max_context or own_limit, own_limit, fits)
-    weights = load_weights(model_dir, geometry, dtype, context_length)
-    warm_up(dtype, head_dim)
-    cache = KVCache(geometry.num_layers, num_pages, heads, head_dim, dtype)
-    gate = make_gate(config, geometry, dtype)
-    plans = make_plans(config, weights)
+    weights = load_weights(model_dir, geometry, dtype, context_length, device)
+    if not on_cuda:
+        warm_up(dtype, head_dim)
+    # on CUDA one page more, for what is left over in captured steps
+    cache = KVCache(geometry.num_layers, num_pages + on_cuda, heads, head_dim, dtype, device)
+    gate = _gate(config, geometry, dtype, device)
+    if on_cuda:
+        width, kv_width = geometry.hidden_size, heads * head_dim
+        plans: Plans = OnePlan(choose_plan("recompute", geometry.num_layers, width, kv_width))
+    else:
+        plans = make_plans(config, weights)
     plan = plans.plan(0, 0)
     recorder: Recorder | None = None
     if store is not None:
@@ -81,7 +106,12 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             context_length,
             config.staging_bytes,
         )
-    runner = ModelRunner(weights, cache, recorder, gate)
+
+    def make_graphs(decoder: Decoder) -> DecodeGraphs:
+        rows = min(MAX_ROWS, config.max_batch)
+        return DecodeGraphs(decoder, context_length, num_pages, CudaCapture(), max_rows=rows)
+
+    runner = ModelRunner(weights, cache, recorder, gate, make_graphs if on_cuda else None)
     restorer = Restorer(store, recorder, cache, LeadingLayers(runner.decoder, gate))
     info = EngineInfo(
         model_name=config.model_name,
@@ -97,7 +127,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             geometry.hidden_size, heads * head_dim, dtype.itemsize
         ),
         checkpoint_method=plan.name if store is not None else "recompute",
-        checkpoint_reason=plan.reason if store is not None else "no checkpoint directory is set",
+        checkpoint_reason=plan.reason if store is not None else unsaved,
         fingerprint=weights.fingerprint.hex(),
         load_ms=(time.perf_counter() - began) * 1e3,
     )
@@ -117,6 +147,11 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     )
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """`auto` is bf16 where the CPU has instructions for it, else fp32."""
-    return torch.bfloat16 if dtype_name(name) == "bf16" else torch.float32
+def _gate(
+    config: EngineConfig, geometry: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Gate:
+    """Who shares the read of a node; on CUDA measured at each start, in some seconds."""
+    if device.type == "cpu" or config.share_prefix != "auto" or not config.profile_path:
+        return make_gate(config, geometry, dtype)
+    shape = AttentionShape(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype)
+    return SharingGate(measure_cuda_attention(shape, device))

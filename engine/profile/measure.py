@@ -18,7 +18,7 @@ def measure_model(config: EngineConfig, *, again: bool) -> None:
     To be called before torch is imported, which reads its thread settings then.
     """
     configure_environment(config.num_threads)
-    from engine.loading import resolve_dtype
+    from engine.devices import resolve_dtype
     from engine.model.weight_loading import load_weights
     from engine.profile.choice import attention_costs, compute_costs
     from kernels.warm_up import warm_up

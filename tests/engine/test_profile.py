@@ -14,7 +14,7 @@ import torch
 
 from app.scratch_store import ScratchStore, scratch_store
 from engine.config import EngineConfig
-from engine.loading import resolve_dtype
+from engine.devices import resolve_dtype
 from engine.model.model_config import read_model_config
 from engine.model.weight_loading import load_weights
 from engine.profile import choice, machine

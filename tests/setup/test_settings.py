@@ -48,7 +48,7 @@ def test_the_file_is_found_in_the_data_directory_of_the_environment(
         ("idle_evict_s", "0", "above 0 to 1000000000"),
         ("dtype", "fp8", "auto, fp32, bf16"),
         ("allowed_hosts", " , ", "names, separated by commas, at least one"),
-        ("kv_memory_mib", "-1", "16 to 4194304"),
+        ("kv_memory_mib", "-1", "0 to 4194304"),
     ],
 )
 def test_a_bad_value_is_refused_with_name_value_and_range(
