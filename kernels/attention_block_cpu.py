@@ -33,15 +33,15 @@ from kernels.attention_tile import (
 )
 from kernels.vector_ir import LANES, fill, store_i32
 
-MAX_HEADS = 48  # KV heads that one pass over a tile serves
+MAX_HEADS = 8  # KV heads that one pass over a tile serves: states of more would leave the cache
 CHUNK_SUMS = 768 * 64  # fp32 sums of those heads together: 192 KiB of the L2 cache
 STATE_FLOATS = MAX_HEADS * (3 * MAX_ROWS) + CHUNK_SUMS
 
 
 @jit
 def scratch_floats(dim: int) -> int:
-    """fp32 numbers that one thread works in: three states, limits, queries, scores and V."""
-    return 3 * STATE_FLOATS + MAX_ROWS + CHUNK_SUMS + MAX_ROWS * TILE + (TILE + 1) * dim
+    """fp32 numbers that one thread works in: three states, limits, queries, scores, V and K."""
+    return 3 * STATE_FLOATS + MAX_ROWS + CHUNK_SUMS + MAX_ROWS * TILE + (TILE + 17) * dim
 
 
 @jit

@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.row_ir import copy_row
+from kernels.row_ir import copy_row, copy_vectors
 from kernels.spans import PAGE_SIZE
 from kernels.vector_ir import (
     LANES,
@@ -111,6 +111,8 @@ def tile(
     """
     row_bytes = 4 * nv * LANES
     size = dim * (4 if kind == FP32 else 2)
+    near = zeros + 4 * dim  # rows 2 KiB apart would share the same few lines of the L1 cache
+    is_far = slot_bytes % 2048 == 0
     steps, lines = size // 4, (size + 63) // 64
     for j in range(0, keys, 16):
         source = k + slot_of(pages, page_at, start + j) * slot_bytes + offset
@@ -118,14 +120,19 @@ def tile(
         if j < next_keys:
             ahead = k + slot_of(pages, next_at, next_start + j) * slot_bytes + offset
             ahead_row, ahead_lines = slot_bytes, lines
+        key_row = slot_bytes
+        if is_far:
+            for i in range(16):
+                copy_vectors(source + i * slot_bytes, near + i * size, size // 32)
+            source, key_row = near, size
         if kind == FP32:
             tile_product(
-                0, 0, nv, source, slot_bytes, 4, queries, row_bytes, scores + j * row_bytes,
+                0, 0, nv, source, key_row, 4, queries, row_bytes, scores + j * row_bytes,
                 row_bytes, 0, steps, ahead, ahead_row, ahead_lines,
             )
         else:
             tile_product(
-                1, 0, nv, source, slot_bytes, 4, queries, row_bytes, scores + j * row_bytes,
+                1, 0, nv, source, key_row, 4, queries, row_bytes, scores + j * row_bytes,
                 row_bytes, 0, steps, ahead, ahead_row, ahead_lines,
             )
     for j in range((keys + 15) // 16 * 16, next_keys, 8):

@@ -212,3 +212,17 @@ def copy_row(context, source, target, size):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
+
+
+@vector_intrinsic
+def copy_vectors(context, source, target, count):
+    """Copy `count` times 32 bytes, in line: for rows too short to be worth a call."""
+
+    def codegen(context, builder, signature, args):
+        source, target, count = args
+        with cgutils.for_range(builder, count) as loop:
+            value = ir_load(builder, ir_offset(builder, source, loop.index, 32), _HALF, 2)
+            ir_store(builder, value, ir_offset(builder, target, loop.index, 32), 2)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen

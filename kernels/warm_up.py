@@ -15,7 +15,7 @@ from kernels.spans import PAGE_SIZE, Spans
 def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
     """Make all kernels ready for this dtype (fp32 or bf16) and head size.
 
-    About a minute when nothing is compiled yet, about a second from the cache on disk.
+    About 40 s when nothing is compiled yet, about a second from the cache on disk.
     """
     rows, heads = 2, 2
     q = torch.zeros(rows, heads, head_dim, dtype=dtype)
