@@ -58,7 +58,7 @@ class Recorder:
         budget_bytes: int,
     ) -> None:
         self.stripes_dropped = 0
-        self._plans = plans
+        self.plans = plans
         self._cache = cache
         self._store = store
         self._fingerprint = fingerprint
@@ -194,7 +194,7 @@ class Recorder:
         start = page * PAGE_SIZE
         if start + rows <= seq.num_saved:
             return
-        plan = self._plans.plan(seq.position - seq.offset, seq.offset + start + rows)
+        plan = self.plans.plan(seq.position - seq.offset, seq.offset + start + rows)
         hidden_layers, kv_layers = plan.hidden_layers, plan.kv_layers
         partial = rows < PAGE_SIZE
         staged = self._slots.get(seq, {}).get(_stripe(seq, page))

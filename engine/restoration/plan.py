@@ -14,7 +14,7 @@ as K/V with multi-head attention, and larger than K/V where few KV heads serve m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -76,6 +76,26 @@ class CheckpointPlan:
         return (hidden + len(self.kv_layers) * 2 * kv_size) * item_bytes
 
 
+@dataclass(frozen=True)
+class RestoredPart:
+    """A run of tokens of a restore that come back in one way."""
+
+    start: int  # tokens before them, shared prefix included
+    num_tokens: int
+    recompute: int  # layers run in full
+    hidden: int  # layers projected, from stored hidden states or what is at hand
+    kv: int  # layers copied
+    num_bytes: int  # read
+
+    @property
+    def name(self) -> str:
+        """The methods as a plan's name."""
+        counts = (self.recompute, self.hidden, self.kv)
+        return plan_name(
+            tuple(m for m, count in zip(METHODS, counts, strict=True) for _ in range(count))
+        )
+
+
 class Plans(Protocol):
     """Where a recorder gets the plan of a chat from."""
 
@@ -85,10 +105,13 @@ class Plans(Protocol):
     def hidden_layers(self, context_length: int) -> tuple[int, ...]:
         """Layers whose hidden states any plan within this context stores, ascending."""
 
+    def predict(self, parts: Iterable[RestoredPart]) -> Prediction | None:
+        """What a restore of stripes of any plans takes; None where nothing was measured."""
+
 
 @dataclass(frozen=True)
 class OnePlan:
-    """The same plan for every chat."""
+    """The same plan for every chat, whatever it costs."""
 
     value: CheckpointPlan
 
@@ -97,6 +120,9 @@ class OnePlan:
 
     def hidden_layers(self, context_length: int) -> tuple[int, ...]:
         return self.value.hidden_layers
+
+    def predict(self, parts: Iterable[RestoredPart]) -> Prediction | None:
+        return None
 
 
 @dataclass(frozen=True)

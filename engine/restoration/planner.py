@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine.profile.record import SLICE_TOKENS, ComputeCosts, DiskRead
 from engine.profile.shapes import Shape
-from engine.restoration.plan import CheckpointPlan, LayerCosts, Prediction, fastest
+from engine.restoration.plan import CheckpointPlan, LayerCosts, Prediction, RestoredPart, fastest
 
 LEAST_TOKENS = 1024  # a chat is expected to grow at least so long
 MESSAGE_TOKENS = 32  # of a short message, whose answer's first token is waited for
-
-
-@dataclass(frozen=True)
-class RestoredPart:
-    """A run of tokens of a restore that come back in one way."""
-
-    start: int  # tokens before them, shared prefix included
-    num_tokens: int
-    recompute: int  # layers run in full
-    hidden: int  # layers projected
-    kv: int  # layers copied
-    num_bytes: int  # read
 
 
 class Planner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -17,7 +18,16 @@ from engine.memory.sequence import Sequence
 from engine.restoration.checkpoint import Recorder
 from engine.restoration.chunk_store import ChunkStore, LoadedStripe, StripeRef
 from engine.restoration.leading import LeadingLayers
-from engine.restoration.stripes import absent_layers, hidden_rows, kv_runs, layer_methods, put_kv
+from engine.restoration.stripes import (
+    absent_layers,
+    hidden_rows,
+    kv_runs,
+    layer_methods,
+    put_kv,
+    restored_parts,
+)
+
+log = logging.getLogger(__name__)
 
 READ_AHEAD_BYTES = 32 << 20  # of one restore
 STRIPES_PER_SLICE = 8  # brought in together: 512 rows fill the GEMM
@@ -52,7 +62,7 @@ class RestoreJob:
         refs: Seq[StripeRef],
         cache: KVCache,
         leading: LeadingLayers,
-        recorder: Recorder | None,
+        recorder: Recorder,
     ) -> None:
         """`path`: the nodes before the sequence, kept up to date by their owner."""
         self.seq = seq
@@ -78,6 +88,9 @@ class RestoreJob:
         self._holes: list[tuple[int, int]] = []  # of tokens without K/V of absent layers
         depths = (absent_layers(ref, self._num_layers) or 0 for ref in refs)
         self._deepest = max(depths, default=0)
+        parts = restored_parts(refs, seq.position - seq.offset, self._num_layers)
+        self.plan = ", ".join(dict.fromkeys(part.name for part in parts))  # methods of the layers
+        self.predicted = recorder.plans.predict(parts)  # None: nothing was measured
         self._stream = store.read(seq.owner, refs, budget_bytes=READ_AHEAD_BYTES)
 
     @property
@@ -134,6 +147,18 @@ class RestoreJob:
             holes.append((at, end))
         return [(a, b) for a, b in holes if a < b]
 
+    def _finish(self) -> None:
+        self.finished = True
+        self.ended = time.perf_counter()
+        log.debug(
+            "%s: %d tokens restored by %s in %.1f ms, %s",
+            self.seq.owner,
+            self.tokens_done,
+            self.plan,
+            self.wall_ms,
+            f"predicted {self.predicted.total_ms:.1f}" if self.predicted else "nothing predicted",
+        )
+
     # -- slices --------------------------------------------------------------------------------
 
     def _begin_slice(self, wait: bool) -> bool:
@@ -143,8 +168,7 @@ class RestoreJob:
             self.rejected.append(self._pending.pop(0).error)
         if not self._pending:
             if self._stream.finished:
-                self.finished = True
-                self.ended = time.perf_counter()
+                self._finish()
             return wait
         absent = absent_layers(self._pending[0].ref, self._num_layers)
         if absent is None:
@@ -176,7 +200,7 @@ class RestoreJob:
         """Write the K/V of a slice's tokens, all layers; pauses after each layer."""
         kept: dict[int, Tensor] = {}  # hidden states of a partial last stripe, by layer
         last = part.stripes[-1].ref
-        rest = last.usable if last.usable < PAGE_SIZE and self._recorder is not None else 0
+        rest = last.usable if last.usable < PAGE_SIZE else 0
         for stripe in part.stripes:
             assert stripe.payload is not None, "a stripe without payload was put into a slice"
             data = torch.from_numpy(stripe.payload)
@@ -191,7 +215,7 @@ class RestoreJob:
             yield from self._run_absent(part, kept, rest)
         yield from self._project_stored(part, kept, rest)
         self._covered = part.end
-        if rest and self._recorder is not None:
+        if rest:
             self._recorder.adopt(self.seq, self._start(last) // PAGE_SIZE, kept)
         for stripe in part.stripes:
             self.methods.update(layer_methods(stripe.ref))

@@ -15,7 +15,7 @@ from engine.restoration.stripes import find_stripes
 
 
 class Restorer:
-    """Binds a store, a recorder and the model; without a store nothing is saved or found."""
+    """Binds a store, its recorder and the model; without both nothing is saved or found."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Restorer:
 
         `path` are the nodes before the sequence, which layers that are not stored attend to.
         """
-        if self._store is None:
+        if self._store is None or self._recorder is None:
             return None
         fingerprint = self._leading.decoder.weights.fingerprint
         refs = find_stripes(self._store, seq, fingerprint, start, end)

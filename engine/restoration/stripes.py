@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import Sequence
 from engine.restoration.chunk_store import ChunkStore, LayerChunk, LoadedStripe, StripeRef
+from engine.restoration.plan import RestoredPart
 
 
 def find_stripes(
@@ -43,6 +45,41 @@ def absent_layers(ref: StripeRef, num_layers: int) -> int | None:
     first = num_layers - len(ref.chunks)
     layers = [chunk.layer for chunk in ref.chunks]
     return first if layers == list(range(first, num_layers)) else None
+
+
+def restored_parts(refs: Seq[StripeRef], position: int, num_layers: int) -> list[RestoredPart]:
+    """How the tokens of these stripes come back: a part for each run of like ones.
+
+    `position` is that of the owner's first token.
+    """
+    parts: list[RestoredPart] = []
+    for ref in refs:
+        absent = absent_layers(ref, num_layers)
+        if absent is None:
+            continue
+        methods = layer_methods(ref)
+        part = RestoredPart(
+            start=position + ref.start,
+            num_tokens=ref.usable,
+            recompute=max(0, absent - 1),
+            hidden=methods.count("hidden") + (absent > 0),
+            kv=methods.count("kv"),
+            num_bytes=ref.payload_bytes,
+        )
+        last = parts[-1] if parts else None
+        if (
+            last is not None
+            and last.start + last.num_tokens == part.start
+            and (last.recompute, last.hidden, last.kv) == (part.recompute, part.hidden, part.kv)
+        ):
+            parts[-1] = replace(
+                last,
+                num_tokens=last.num_tokens + part.num_tokens,
+                num_bytes=last.num_bytes + part.num_bytes,
+            )
+        else:
+            parts.append(part)
+    return parts
 
 
 def hidden_rows(stripe: LoadedStripe, chunk: LayerChunk, dtype: torch.dtype) -> Tensor:

@@ -14,13 +14,14 @@ from engine.profile.shapes import SHAPES, Shape, scaled_costs
 from engine.restoration.plan import (
     CheckpointPlan,
     LayerCosts,
+    RestoredPart,
     choose_plan,
     fastest,
     make_plan,
     plan_name,
     smallest,
 )
-from engine.restoration.planner import Planner, RestoredPart
+from engine.restoration.planner import Planner
 
 seconds = st.floats(1e-6, 1e-1)
 

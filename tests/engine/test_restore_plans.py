@@ -6,7 +6,7 @@ Oracle: transformers' own generation over the same ids.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 import engine.loading
 from engine.messages import Cancel
-from engine.restoration.plan import METHODS, CheckpointPlan, LayerMethod, Plans, plan_name
+from engine.restoration.plan import (
+    METHODS,
+    CheckpointPlan,
+    LayerMethod,
+    Plans,
+    Prediction,
+    RestoredPart,
+    plan_name,
+)
 from sessions.chunks import ChunkStore
 from tests.engine.harness import Harness, HarnessFactory, Oracle, random_ids
 
@@ -32,7 +40,8 @@ class Listed:
     """Plans in turn, one for each stripe that is saved."""
 
     methods: list[tuple[LayerMethod, ...]]
-    given: int = field(default=0)
+    given: int = 0
+    restored: list[list[RestoredPart]] = field(default_factory=list)
 
     def plan(self, prefix_tokens: int, num_tokens: int) -> CheckpointPlan:
         chosen = self.methods[self.given % len(self.methods)]
@@ -42,6 +51,10 @@ class Listed:
     def hidden_layers(self, context_length: int) -> tuple[int, ...]:
         plans = [CheckpointPlan("", m, "") for m in self.methods]
         return tuple(sorted({layer for plan in plans for layer in plan.hidden_layers}))
+
+    def predict(self, parts: Iterable[RestoredPart]) -> Prediction | None:
+        self.restored.append(list(parts))
+        return None
 
 
 Planned = Callable[..., Harness]
@@ -101,6 +114,33 @@ def test_every_plan(
             # one layer that is not stored needs its projection only: its input is at hand
             assert ("recompute" in stats.restore_method) == (LAYERS - stored > 1)
             assert stats.prefix_restored_tokens == (len(PREFIX) if i == 0 else 0)
+
+
+def test_what_a_restore_is_predicted_for(
+    planned: Planned, make_engine: HarnessFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of stripes that are stored alike, with the layers that really run, and their bytes."""
+    first: tuple[LayerMethod, ...] = ("recompute", "hidden", "kv")
+    then: tuple[LayerMethod, ...] = ("hidden", "hidden", "hidden")
+    plans = Listed([first, first, first, then])
+    harness = planned(tmp_path, first)
+    monkeypatch.setattr(engine.loading, "make_plans", lambda *_: plans)
+    make_engine.close(harness)
+    harness = make_engine(disk=tmp_path)
+    plans.given = 0
+    history = random_ids(300, 3)
+    history += harness.ids(answer(harness, [], history, []))
+    make_engine.close(harness)
+    harness = make_engine(disk=tmp_path)
+    answer(harness, history, random_ids(5, 4), [])
+    row = 4 * 128  # bytes of one row of hidden states, of K, or of V
+    # 1 layer in full, 1 projected from its output, 1 copied; then 3 projected, the first from the
+    # embedding; then the partial stripe by the first plan again
+    assert plans.restored[-1] == [
+        RestoredPart(0, 192, 1, 1, 1, 192 * 2 * row),
+        RestoredPart(192, 64, 0, 3, 0, 64 * 2 * row),
+        RestoredPart(256, 55, 1, 1, 1, 55 * 2 * row),
+    ]
 
 
 def test_a_long_chat(
