@@ -74,14 +74,27 @@ class ApiRepository:
 
     # Responses
 
+    async def prefix_of_chat(self, chat_id: str) -> Prefix:
+        """Raises NotFound."""
+        async with self._database.read() as db:
+            return await api_responses.prefix_of_chat(db, chat_id)
+
     async def api_prefix(
-        self, user_id: str, system_text: str, tokenizer_digest: str, token_ids: Sequence[int]
+        self,
+        user_id: str,
+        key: str,
+        system_text: str,
+        tokenizer_digest: str,
+        token_ids: Sequence[int],
     ) -> Prefix:
-        """The prefix of a user's own system prompt; made from `token_ids` the first time."""
+        """The prefix of a user's own system prompt; made from `token_ids` the first time.
+
+        `key` names it among the user's.
+        """
         now = self._clock.now()
         return await self._database.write(
             lambda db: api_responses.ensure_prefix(
-                db, user_id, system_text, tokenizer_digest, token_ids, now
+                db, user_id, key, system_text, tokenizer_digest, token_ids, now
             )
         )
 
@@ -164,7 +177,12 @@ class ApiRepository:
         """New items that wait, new labels; False when it was changed meanwhile."""
         return await self._database.write(
             lambda db: api_responses.change_conversation(
-                db, known, chat_id=known.chat_id, items=items, labels=labels
+                db,
+                known,
+                chat_id=known.chat_id,
+                leaf_id=known.leaf_id,
+                items=items,
+                labels=labels,
             )
         )
 

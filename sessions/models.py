@@ -281,6 +281,7 @@ class ApiConversation(Base):
     chat_id: Mapped[str | None] = mapped_column(
         String(32), ForeignKey("chat.id", ondelete="SET NULL"), index=True
     )
+    leaf_id: Mapped[str | None] = mapped_column(String(32))  # its last answer in that chat
     items: Mapped[list[dict[str, Any]]] = mapped_column(JSON())
     labels: Mapped[dict[str, Any]]
     version: Mapped[int]

@@ -67,6 +67,7 @@ class ApiConversation:
     id: str
     user_id: str
     chat_id: str | None
+    leaf_id: str | None  # its last answer in that chat
     items: list[ApiItem]  # those that no answer has followed yet
     labels: dict[str, str]
     version: int

@@ -22,6 +22,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(32), nullable=False),
         sa.Column("user_id", sa.String(32), nullable=False),
         sa.Column("chat_id", sa.String(32)),
+        sa.Column("leaf_id", sa.String(32)),
         sa.Column("items", sa.JSON(), nullable=False),
         sa.Column("labels", sa.JSON(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
-from sessions.errors import TurnRunning
+from sessions.errors import NotFound, TurnRunning
 from sessions.queries import assistants, chats, turns
 from sessions.queries.ids import new_id
 from sessions.records import ApiConversation, ApiItem, ApiResponse, Prefix, Turn
@@ -21,14 +21,15 @@ from sessions.records import ApiConversation, ApiItem, ApiResponse, Prefix, Turn
 ORIGIN = "api"
 
 
-def version_id(user_id: str, system_text: str) -> str:
-    """The id of the version that holds a user's own system prompt."""
-    return hashlib.sha256(f"api {user_id} {system_text}".encode()).hexdigest()[:32]
+def version_id(user_id: str, key: str) -> str:
+    """The id of the version that holds a user's own system prompt, told apart by `key`."""
+    return hashlib.sha256(f"api {user_id} {key}".encode()).hexdigest()[:32]
 
 
 async def ensure_prefix(
     db: AsyncConnection,
     user_id: str,
+    key: str,
     system_text: str,
     tokenizer_digest: str,
     token_ids: Sequence[int],
@@ -51,7 +52,7 @@ async def ensure_prefix(
         .on_conflict_do_nothing()
     )
     version = models.AssistantVersion
-    own = version_id(user_id, system_text)
+    own = version_id(user_id, key)
     if await db.scalar(select(version.id).where(version.id == own)) is None:
         last = await db.scalar(
             select(func.max(version.number)).where(version.assistant_id == assistant_id)
@@ -66,6 +67,13 @@ async def ensure_prefix(
             )
         )
     return await assistants.ensure_prefix(db, own, tokenizer_digest, token_ids, now)
+
+
+async def prefix_of_chat(db: AsyncConnection, chat_id: str) -> Prefix:
+    prefix_id = await db.scalar(select(models.Chat.prefix_id).where(models.Chat.id == chat_id))
+    if prefix_id is None:
+        raise NotFound("chat", chat_id)
+    return await assistants.prefix_by_id(db, prefix_id)
 
 
 async def start(
@@ -120,7 +128,7 @@ async def start(
         )
     )
     if conversation is not None and not await change_conversation(
-        db, conversation, chat_id=chat_id, items=[]
+        db, conversation, chat_id=chat_id, leaf_id=turn.message_id, items=[]
     ):
         raise TurnRunning(chat_id)
     return turn
@@ -177,6 +185,7 @@ async def create_conversation(
         id=new_id(),
         user_id=user_id,
         chat_id=None,
+        leaf_id=None,
         items=list(items),
         labels=dict(labels),
         version=0,
@@ -211,6 +220,7 @@ async def change_conversation(
     known: ApiConversation,
     *,
     chat_id: str | None,
+    leaf_id: str | None,
     items: Sequence[ApiItem],
     labels: Mapping[str, str] | None = None,
 ) -> bool:
@@ -221,6 +231,7 @@ async def change_conversation(
         .where(table.id == known.id, table.version == known.version)
         .values(
             chat_id=chat_id,
+            leaf_id=leaf_id,
             items=_plain(items),
             labels=dict(known.labels if labels is None else labels),
             version=known.version + 1,
@@ -235,7 +246,7 @@ async def leave_chat(
     """Go back to items only: the next answer begins another chat with them."""
     if known.chat_id is not None:
         await _not_running(db, known.chat_id)
-    if not await change_conversation(db, known, chat_id=None, items=items):
+    if not await change_conversation(db, known, chat_id=None, leaf_id=None, items=items):
         return False
     if known.chat_id is not None:
         await _delete_unused(db, known.chat_id, now)

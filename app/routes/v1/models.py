@@ -11,7 +11,8 @@ from app.api.errors import no_such_model
 from app.api.models import ModelList, model_of
 from app.api.requests import ApiRequest
 from app.api.service import DEFAULT_MODEL
-from app.api.tokenising import TokenizeRequest, WarmRequest, one_of, tokenize, warm_chat
+from app.api.stored import StoredChats
+from app.api.tokenising import TokenizeRequest, Warmed, WarmRequest, one_of, tokenize, warm_chat
 from app.routes.v1.common import UseCaller, json_answer
 from app.services import UseServices
 
@@ -44,8 +45,16 @@ async def warm(request: ApiRequest, services: UseServices, caller: UseCaller) ->
     """Have the state of a chat brought back before it is needed."""
     body = await read_body(request, WarmRequest)
     services.api.check_model(body.model)
-    one_of(body, "messages", "previous_response_id", "conversation")
-    return json_answer(await warm_chat(services.api, caller, body))
+    chosen = one_of(body, "messages", "previous_response_id", "conversation")
+    if chosen == "messages":
+        return json_answer(await warm_chat(services.api, caller, body))
+    stored = StoredChats(services.api)
+    if chosen == "conversation":
+        found = await stored.conversation(caller, body.conversation or "", "conversation")
+        base = await stored.conversation_base(found)
+    else:
+        base = await stored.response_base(caller, body.previous_response_id or "")
+    return json_answer(Warmed(known_tokens=await stored.warm(caller, base)))
 
 
 HANDLERS = [list_models, get_model, tokenize_text, warm]
