@@ -177,6 +177,13 @@ def span_attention(
         raise ValueError(f"head_dim {dim} or {heads} heads over {kv_heads} is not supported")
     if not scale > 0:
         raise ValueError(f"scale {scale} is not above 0")
+    if out.shape[1:] != q.shape or lse.shape != out.shape[:3] or k_cache.shape[2] != dim:
+        raise ValueError(
+            f"q {list(q.shape)}, out {list(out.shape)}, lse {list(lse.shape)} and keys "
+            f"{list(k_cache.shape)} do not fit"
+        )
+    if not q.dtype == k_cache.dtype == v_cache.dtype or v_cache.shape != k_cache.shape:
+        raise ValueError(f"{q.dtype} queries, {k_cache.dtype} keys, {v_cache.dtype} values")
     if q.stride(1) != dim or out.stride(2) != dim or lse.stride(2) != 1:
         raise ValueError("the heads of q, out and lse must be contiguous")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):

@@ -67,6 +67,12 @@ def write_kv(
 ) -> None:
     """Rotate q in place, rotate k, and store k and v at their slots, as `kernels.kv.write_kv`."""
     rows, kv_heads, dim = k.shape
+    if not k.shape[1:] == v.shape[1:] == k_cache.shape[1:] == v_cache.shape[1:]:
+        raise ValueError(
+            f"k {list(k.shape)} and v {list(v.shape)} do not fit {list(k_cache.shape)}"
+        )
+    if not positions.dtype == slots.dtype == torch.int64:
+        raise ValueError(f"{positions.dtype} positions, {slots.dtype} slots: not int64")
     if k.stride(1) != dim or v.stride(1) != dim or (q is not None and q.stride(1) != dim):
         raise ValueError("the heads of q, k and v must be contiguous")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):

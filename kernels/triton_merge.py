@@ -110,9 +110,13 @@ def merge_states(out: Tensor, lse: Tensor, result: Tensor) -> None:
     """The exact attention over all states together, in one pass.
 
     out [P, T, H, d] and lse [P, T, H] fp32, states and rows at any stride; result [T, H, d] or
-    [T, H * d] in the model's dtype, written. No state with keys: 0.
+    [T, H * d] in the model's dtype, written. No state with keys: 0. ValueError: other shapes.
     """
     states, rows, heads, dim = out.shape
+    if lse.shape != out.shape[:3] or result.numel() != rows * heads * dim:
+        raise ValueError(
+            f"out {list(out.shape)}, lse {list(lse.shape)}, result {list(result.shape)} do not fit"
+        )
     result = result.view(rows, heads, dim)
     if out.stride(2) != dim or lse.stride(2) != 1 or result.stride(1) != dim:
         raise ValueError("the heads of out, lse and result must be contiguous")

@@ -191,3 +191,20 @@ def test_no_rows_are_no_launch(place: Place) -> None:
     ]
     for call in calls:
         call()
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    from kernels.triton_kv import write_kv
+    from kernels.triton_merge import merge_states
+
+    with pytest.raises(ValueError, match="do not fit"):
+        merge_states(torch.zeros(2, 3, 1, 64), torch.zeros(2, 2, 1), torch.zeros(3, 64))
+    with pytest.raises(ValueError, match="do not fit"):
+        merge_states(torch.zeros(2, 3, 1, 64), torch.zeros(2, 3, 1), torch.zeros(2, 64))
+    index = torch.zeros(2, dtype=torch.int64)
+    k, table = torch.zeros(2, 1, 64), torch.zeros(9, 64)
+    small, cache = torch.zeros(64, 1, 32), torch.zeros(64, 1, 64)
+    with pytest.raises(ValueError, match="do not fit"):
+        write_kv(None, k, k, table, index, index, small, small)
+    with pytest.raises(ValueError, match="int32 slots"):
+        write_kv(None, k, k, table, index, index.int(), cache, cache)
