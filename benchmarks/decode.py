@@ -1,9 +1,14 @@
 """Decoding over a shared prefix: ours against the same without sharing, and against others.
 
-`shared_vs_unshared`: the same pages and production kernels, reading the prefix once a step or once
-a row. `vs_transformers`: its model with a DynamicCache in the same dtype, with whichever of its
-attentions is faster (`transformers_attention`, by batch). `flatness`: tokens per second with a
-long prefix over those with a short one, both shared (1: the prefix costs nothing).
+`shared_vs_unshared`: the same pages and production kernels, reading the prefix once a step where
+the gate, measured in this run, says so (`gate`: whether it did), or once a row; also for a model of
+multi-head attention (random weights in SmolLM2-1.7B's shape with fewer layers; not with `--quick`).
+A prefix may exceed the model's context: speed does not depend on what the model makes of it.
+`memory`: bytes of the pages that the longest prefix and the largest batch hold, over those of one
+prefix and the suffixes to the token. `vs_transformers`: its model with a DynamicCache in the same
+dtype, with whichever of its attentions is faster (`transformers_attention`, by batch). `flatness`:
+tokens per second with a long prefix over those with a short one, both shared (1: the prefix costs
+nothing).
 Every step is run by both sides in turn on the same token ids, and their logits are compared.
 
 When asked for, with `--gguf`, the model as a GGUF file: `vs_openvino` (OpenVINO GenAI, paged
@@ -21,8 +26,10 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -32,8 +39,10 @@ from benchmarks.comparison import Comparison, Precision
 from benchmarks.decode_sizes import FULL, QUICK, Sizes
 from benchmarks.decoding import Decoding, Side
 from benchmarks.engines import Engine
+from benchmarks.floors import kv_bytes_per_token
+from benchmarks.geometry import make_mha_model
 from benchmarks.machine import Peak
-from benchmarks.report import Options, Refused, Row, progress, run
+from benchmarks.report import Options, Row, progress, run
 from benchmarks.texts import text_ids
 from benchmarks.transformers_side import TransformersSide
 from engine.devices import resolve_dtype
@@ -45,19 +54,15 @@ ORDER: tuple[tuple[Side, Side], ...] = (("shared", "unshared"), ("unshared", "sh
 
 
 class Benchmark:
-    """One run: owns both sides and collects the rows."""
+    """One run over one model: owns both sides and collects the rows."""
 
-    def __init__(self, options: Options, sizes: Sizes, dtype: torch.dtype) -> None:
+    def __init__(self, model_dir: Path, sizes: Sizes, dtype: torch.dtype) -> None:
         self.sizes, self.dtype = sizes, dtype
-        self.model = options.model_name
+        self.model = model_dir.name
         self.max_batch = sizes.most_rows
         self.decoding = Decoding(
-            options.model_dir, dtype, sizes.most_rows, sizes.longest_prefix, sizes.longest_suffix
+            model_dir, dtype, sizes.most_rows, sizes.longest_prefix, sizes.longest_suffix
         )
-        limit = self.decoding.config.max_position_embeddings
-        longest = sizes.longest_prefix + sizes.longest_suffix
-        if longest > limit:
-            raise Refused(f"{longest} tokens are needed; the model's context holds {limit}")
         self.shared_vs_unshared: list[Comparison] = []
         self.vs_transformers: list[Comparison] = []
         self.peer_attention: dict[str, str] = {}  # transformers' fastest, by batch
@@ -77,6 +82,30 @@ class Benchmark:
                 for batch in self.sizes.peer_batches:
                     progress(f"prefix {prefix}, batch {batch}: transformers")
                     self.vs_transformers.append(self._compare_transformers(transformers, batch))
+
+    def run_mha(self) -> None:
+        """Shared and unshared alone, with this model."""
+        for prefix in self.sizes.mha_prefixes:
+            self._begin(prefix)
+            for batch in self.sizes.mha_batches:
+                progress(f"{self.model}: prefix {prefix}, batch {batch}")
+                self.shared_vs_unshared.append(self._compare_sharing(batch, prefix))
+
+    def memory(self) -> Row:
+        """What the longest prefix and the largest batch hold of K/V memory."""
+        prefix, batch = max(self.sizes.prefixes), max(self.sizes.batches)
+        self._begin(prefix)
+        tokens = prefix + sum(len(seq.ids) for seq in self.decoding.sequences[:batch])
+        exact = tokens * kv_bytes_per_token(self.decoding.config, self.dtype.itemsize)
+        held = self.decoding.held_bytes(batch)
+        return {
+            "batch": batch,
+            "prefix": prefix,
+            "suffix": self.sizes.suffix,
+            "held_mib": round(held / 2**20, 1),
+            "exact_mib": round(exact / 2**20, 1),
+            "ratio": round(held / exact, 3),
+        }
 
     def run_engines(self, others: list[Engine]) -> dict[str, list[Comparison]]:
         """Every row beside other engines, by the engine's key."""
@@ -140,7 +169,9 @@ class Benchmark:
             decoding.advance(ours[1])
         medians = {side: statistics.median(values) for side, values in times.items()}
         self.shared_s[batch, prefix] = medians["shared"]
-        return self._result(batch, prefix, medians["shared"], medians["unshared"], divergences)
+        row = self._result(batch, prefix, medians["shared"], medians["unshared"], divergences)
+        row.notes["gate"] = prefix > 0 and decoding.gate.shares(prefix, batch)
+        return row
 
     def _numbers(self, steps: int) -> Iterator[int]:
         """Step numbers of one row; the first, -1, is a warm-up."""
@@ -215,9 +246,11 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         progress("memory bandwidth and GEMM peak")
         peak = machine.measure_peak(dtype, quick=options.quick)
         progress(f"loading {options.model_name}")
-        benchmark = Benchmark(options, sizes, dtype)
+        benchmark = Benchmark(options.model_dir, sizes, dtype)
         benchmark.run(TransformersSide(options.model_dir, dtype))
+        memory = benchmark.memory()
         versus = benchmark.run_engines(others)
+    mha_rows = _mha(options, sizes, dtype, peak)
     peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
     return {
         "model": options.model_name,
@@ -225,7 +258,8 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         "machine": about,
         "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
         "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
-        "shared_vs_unshared": benchmark.rows(benchmark.shared_vs_unshared, peak),
+        "shared_vs_unshared": [*benchmark.rows(benchmark.shared_vs_unshared, peak), *mha_rows],
+        "memory": [memory],
         "vs_transformers": benchmark.rows(benchmark.vs_transformers, peak),
         "transformers_attention": benchmark.peer_attention,
         "flatness": benchmark.flatness(),
@@ -236,6 +270,16 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
             for engine in others
         },
     }
+
+
+def _mha(options: Options, sizes: Sizes, dtype: torch.dtype, peak: Peak) -> list[Row]:
+    """Rows of a model with multi-head attention."""
+    if not sizes.mha_batches:
+        return []
+    with tempfile.TemporaryDirectory() as parent:
+        benchmark = Benchmark(make_mha_model(Path(parent), options.model_dir), sizes, dtype)
+        benchmark.run_mha()
+        return benchmark.rows(benchmark.shared_vs_unshared, peak)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from engine.messages import SamplingParams
 from engine.model.attention import FixedGate
 from engine.model.model_config import ModelConfig, read_model_config
 from engine.model.sampler import sample
+from engine.model.sharing_gate import SharingGate, measure_attention
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
@@ -32,8 +33,9 @@ class Decoding:
     """Owns a model, its K/V memory and a batch of sequences below one prefix. One thread.
 
     Two runners over the same weights and pages differ only in whether a node's K/V are read once
-    for all rows (`shared`, as the gate decides) or once for each (`unshared`). A step is what the
-    engine runs for one: attention metadata, all layers, head and sampler; not its queue.
+    for all rows where the gate, measured here as at a server's first start, says so (`shared`), or
+    once for each (`unshared`). A step is what the engine runs for one: attention metadata, all
+    layers, head and sampler; not its queue. Positions beyond the model's context are allowed.
     """
 
     def __init__(
@@ -44,14 +46,17 @@ class Decoding:
         self.dtype = dtype
         self.tokenizer = ChatTokenizer(model_dir)
         warm_up(dtype, self.config.head_dim)
-        weights = load_weights(model_dir, self.config, dtype, self.config.max_position_embeddings)
+        positions = max(self.config.max_position_embeddings, max_prefix + max_suffix)
+        weights = load_weights(model_dir, self.config, dtype, positions)
         pages = pages_for(max_prefix) + max_batch * pages_for(max_suffix)
         self.pool = PagePool(pages)
         self.cache = KVCache(
             self.config.num_layers, pages, self.config.num_kv_heads, self.config.head_dim, dtype
         )
+        c = self.config
+        self.gate = SharingGate(measure_attention(c.num_heads, c.num_kv_heads, c.head_dim, dtype))
         self.runners: dict[Side, ModelRunner] = {
-            "shared": ModelRunner(weights, self.cache, None, FixedGate(True)),
+            "shared": ModelRunner(weights, self.cache, None, self.gate),
             "unshared": ModelRunner(weights, self.cache, None, FixedGate(False)),
         }
         self.node: PrefixNode | None = None
@@ -93,6 +98,14 @@ class Decoding:
         for seq, token in zip(self.sequences, self.first_logits.argmax(-1).tolist(), strict=True):
             seq.num_computed = len(seq.ids)
             seq.ids.append(token)
+
+    def held_bytes(self, batch: int) -> int:
+        """K/V memory of the pages that the prefix and the first `batch` rows hold."""
+        held = sum(len(seq.page_ids) for seq in self.sequences[:batch])
+        if self.node is not None:
+            held += len(self.node.seq.page_ids)
+        c = self.config
+        return held * KVCache.bytes_per_page(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype)
 
     def step(self, side: Side, batch: int) -> tuple[float, Tensor, list[int]]:
         """Run the first `batch` rows' last tokens; seconds, logits and greedy ids.

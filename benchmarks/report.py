@@ -55,6 +55,7 @@ def parse(
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions: 50 s")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument("--out", type=Path, help="also write the result to this file")
     parser.add_argument("--model", default=EMBEDDED, help="'embedded', a directory or a hub id")
     parser.add_argument("--dtype", choices=["auto", "fp32", "bf16"], default="auto")
     if add_options is not None:
@@ -93,6 +94,9 @@ def run(
             print(f"{key}: " + ", ".join(f"{k} {_text(v)}" for k, v in value.items()))
         else:
             print(f"{key}: {_text(value)}")
+    if options.extra.out is not None:
+        options.extra.out.parent.mkdir(parents=True, exist_ok=True)
+        options.extra.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
     return 0

@@ -51,12 +51,17 @@ class Batch:
         return len(self.token_ids)
 
 
-def by_path(segments: Seq[Segment], order: dict[PrefixNode, int]) -> list[Segment]:
-    """Segments with equal beginnings of their paths side by side; nodes in order of appearance."""
+def by_path(
+    segments: Seq[Segment], order: dict[PrefixNode, int], *, reverse: bool = False
+) -> list[Segment]:
+    """Segments with equal beginnings of their paths side by side; nodes in order of appearance.
+
+    Segments of one path keep their order, also in reverse.
+    """
     for segment in segments:
         for node in segment.path:
             order.setdefault(node, len(order))
-    return sorted(segments, key=lambda s: [order[node] for node in s.path])
+    return sorted(segments, key=lambda s: [order[node] for node in s.path], reverse=reverse)
 
 
 def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
@@ -68,7 +73,7 @@ def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
         raise ValueError("a step needs at least one segment")
     order: dict[PrefixNode, int] = {}
     decode = by_path(decode, order)
-    prefill = by_path(prefill, order)[::-1]
+    prefill = by_path(prefill, order, reverse=True)
     segments = (*decode, *prefill)
     ids = [segment.seq.ids[-1] for segment in decode]
     first_rows = list(range(len(decode)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +15,11 @@ from torch import Tensor
 
 import engine.model.attention
 import engine.model.decoder
-from benchmarks import decode
+from benchmarks import decode, plot
 from benchmarks.decode_sizes import Sizes
+from engine.model.sharing_gate import SharingGate
 
-Quick = Callable[[Callable[..., int]], tuple[int, dict[str, Any] | None, str]]
+Quick = Callable[..., tuple[int, dict[str, Any] | None, str]]
 
 TINY = Sizes(
     batches=(1, 3),
@@ -28,6 +32,8 @@ TINY = Sizes(
     steps=3,
     peer_steps=2,
     row_s=5.0,
+    mha_batches=(),
+    mha_prefixes=(),
     engine_batches=(1,),
     engine_prefixes=(0,),
     engine_steps=2,
@@ -46,6 +52,7 @@ COMPARISON = {
     "counts": bool,
     "kl": float,
 }
+SHARING = {**COMPARISON, "gate": bool}
 FLATNESS = {"batch": int, "short_prefix": int, "long_prefix": int, "ratio": float}
 
 
@@ -73,7 +80,8 @@ def test_the_last_line_keeps_the_contract(quick: Quick) -> None:
     for key, sizes in expected.items():
         assert [(row["batch"], row["prefix"]) for row in result[key]] == sizes
         for row in result[key]:
-            assert {name: type(value) for name, value in row.items()} == COMPARISON
+            keys = SHARING if key == "shared_vs_unshared" else COMPARISON
+            assert {name: type(value) for name, value in row.items()} == keys
             assert row["ratio"] == pytest.approx(row["ours_tok_s"] / row["theirs_tok_s"], rel=0.05)
             assert row["ours_floor_share"] > 0
     for row in result["flatness"]:
@@ -92,6 +100,7 @@ def test_a_prefix_that_sharing_ignores_is_refused(
         lse.fill_(float("-inf"))
 
     monkeypatch.setattr(engine.model.attention, "prefix_attention", ignore)
+    monkeypatch.setattr(SharingGate, "shares", lambda self, num_tokens, num_rows: True)
     status, result, error = quick(decode.main)
     assert (status, result) == (1, None)
     assert "refuses to report" in error
@@ -111,10 +120,52 @@ def test_a_model_that_is_not_transformers_is_refused(
     assert "transformers" in error
 
 
-def test_a_context_that_is_too_short_is_refused(
-    quick: Quick, monkeypatch: pytest.MonkeyPatch
+def test_a_prefix_beyond_the_context_and_a_second_model(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(decode, "QUICK", replace(TINY, suffix=5000))
-    status, result, error = quick(decode.main)
-    assert (status, result) == (1, None)
-    assert "the model's context holds 4096" in error
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    monkeypatch.setattr(decode, "make_mha_model", lambda parent, tokenizer_dir: other)
+    sizes = replace(
+        TINY, batches=(2,), prefixes=(4200,), mha_batches=(1, 2), mha_prefixes=(64,), suffix=8
+    )
+    monkeypatch.setattr(decode, "QUICK", sizes)
+    out = tmp_path / "results" / "decode.json"
+    status, result, _ = quick(decode.main, "--out", str(out))
+    assert status == 0
+    assert result is not None
+    rows = [(r["model"], r["batch"], r["prefix"]) for r in result["shared_vs_unshared"]]
+    assert rows == [
+        (tiny_model.name, 2, 4200),
+        ("other", 1, 64),
+        ("other", 2, 64),
+    ]
+    # pages of 64 tokens: 66 for the prefix, one a row
+    (memory,) = result["memory"]
+    page_mib = 64 * 3 * 2 * 2 * 64 * 4 / 2**20
+    assert memory["held_mib"] == pytest.approx(68 * page_mib, abs=0.1)
+    assert memory["ratio"] == pytest.approx(68 * 64 / (4200 + 2 * 9), abs=0.001)
+    assert json.loads(out.read_text()) == result
+    assert plot.main([str(out)]) == 0
+    drawn = out.with_suffix(".svg").read_text()
+    assert all(text in drawn for text in ("batch 2, unshared", "tokens per second"))
+
+
+def test_what_is_no_result_is_not_plotted(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    assert plot.main([str(path)]) == 1
+
+
+def test_the_restore_plot_has_a_curve_for_each_method(tmp_path: Path) -> None:
+    rows = [
+        {"model": "m", "tokens": n, "disk_mbps": d, "method": method, "ttft_ms": n / d}
+        for n in (100, 1000)
+        for d in (125, 2000.4)
+        for method in ("auto", "kv")
+    ]
+    path = tmp_path / "resume.json"
+    path.write_text(json.dumps({"benchmark": "resume", "rows": rows}))
+    assert plot.main([str(path)]) == 0
+    drawn = path.with_suffix(".svg").read_text()
+    assert all(text in drawn for text in ("auto", "kv", "m, 2000 MB/s"))

@@ -6,7 +6,7 @@ The reference is transformers' own `generate` over the same token ids.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,15 +15,28 @@ from hypothesis import strategies as st
 from engine.memory.page_pool import pages_for
 from engine.memory.prefix_tree import PrefixNode, Root
 from engine.messages import Cancel
+from engine.model.attention import FixedGate, Gate
 from tests.engine.harness import Harness, HarnessFactory, Oracle, make_tiny_model
 from tests.engine.harness import random_ids as tokens
 
 MAX_TOKENS = 8
 SYSTEM, BOOK, POEM = tokens(100, 1), tokens(150, 2), tokens(64, 3)
-SHARING: list[Literal["always", "never", "auto"]] = ["always", "never", "auto"]
-
-
+SHARING = ["always", "never", "mixed"]
 Shape = list[tuple[int, Any]]
+
+
+class MixedGate:
+    """Shares some nodes and not others, and of those that it shares not always."""
+
+    def shares(self, num_tokens: int, num_rows: int) -> bool:
+        return (num_tokens // 4 + num_rows) % 3 > 0
+
+
+def gated(harness: Harness, sharing: str) -> Harness:
+    """Have this gate decide for every step, whatever was measured."""
+    gates: dict[str, Gate] = {"always": FixedGate(True), "never": FixedGate(False)}
+    harness.engine.runner._gate = gates.get(sharing, MixedGate())
+    return harness
 
 
 def shape(root: Root | PrefixNode) -> Shape:
@@ -62,7 +75,7 @@ def test_prefixes_of_a_scope_share_their_common_pages(
     make_engine: HarnessFactory, oracle: Oracle, sharing: str
 ) -> None:
     """A system prompt, the same with two documents, with both, and its own first 64 tokens."""
-    harness = make_engine(share_prefix=sharing)
+    harness = gated(make_engine(), sharing)
     chains = [
         SYSTEM,
         SYSTEM + BOOK,
@@ -150,7 +163,7 @@ def test_a_prefix_is_split_only_when_it_is_there(
 def test_branches_share_the_history_before_them(
     make_engine: HarnessFactory, oracle: Oracle, sharing: str
 ) -> None:
-    harness = make_engine(share_prefix=sharing)
+    harness = gated(make_engine(), sharing)
     first, second = tokens(150, 20), tokens(90, 21)
     _, one = ask(harness, [], first)
     history = first + one
@@ -238,7 +251,7 @@ def candidates(harness: Harness, prompt: list[int], count: int, **sampling: Any)
 def test_candidates_share_the_whole_chat(
     make_engine: HarnessFactory, oracle: Oracle, length: int, sharing: str
 ) -> None:
-    harness = make_engine(share_prefix=sharing, prefill_chunk=48)
+    harness = gated(make_engine(prefill_chunk=48), sharing)
     prompt = tokens(length, 50 + length)
     requests = candidates(harness, prompt, 4)
     most = 0
@@ -410,18 +423,17 @@ def test_any_history_of_branches(
     page = 3 * 2 * 64 * 4 * 64 * 4
     config: dict[str, Any] = {
         "disk": disk,
-        "share_prefix": sharing,
         "checkpoint_method": method,
         "kv_memory_bytes": pages * page,
         "max_context": 1500,
         "prefill_chunk": 96,
     }
-    harness = factory(**config)
+    harness = gated(factory(**config), sharing)
     said: dict[int, list[int]] = {}
     for number, (chat, chain, leave, count, copies) in enumerate(steps):
         if number == restart:
             factory.close(harness)
-            harness = factory(**config)
+            harness = gated(factory(**config), sharing)
         history = said.get(chat, [])[:leave]
         new = tokens(count, 1000 * number + count)
         requests = [
