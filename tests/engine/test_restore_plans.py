@@ -237,6 +237,27 @@ def lose_stripe(store: ChunkStore, directory: Path, owner: str, start: int) -> N
         file.write(bytes([byte ^ 0xFF]))
 
 
+def test_layers_run_again_when_the_lost_prefix_is_back(
+    planned: Planned, make_engine: HarnessFactory, oracle: Oracle, tmp_path: Path
+) -> None:
+    """The chat is on disk and its prefix is not: its layers attend to the prefix, so they wait."""
+    plan: tuple[LayerMethod, ...] = ("recompute", "recompute", "kv")
+    harness = planned(tmp_path, plan, prefill_chunk=16)
+    first = random_ids(200, 14)
+    history = first + harness.ids(answer(harness, [], first, PREFIX))
+    assert harness.store is not None
+    harness.store.flush(10.0)
+    harness.store.forget(["p-"])
+    make_engine.close(harness)
+    harness = planned(tmp_path, plan, prefill_chunk=16)
+    new = random_ids(9, 15)
+    request = answer(harness, history, new, PREFIX)
+    assert harness.ids(request) == oracle.greedy(PREFIX + history + new, 12)
+    stats = harness.done(request).stats
+    assert (stats.prefix_restored_tokens, stats.prefix_computed_tokens) == (0, len(PREFIX))
+    assert stats.restored_tokens == len(history) - 1
+
+
 def test_a_branch_inside_a_stripe(
     planned: Planned, make_engine: HarnessFactory, oracle: Oracle, tmp_path: Path
 ) -> None:
