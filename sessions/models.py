@@ -136,7 +136,14 @@ class Chat(Base):
             sqlite_where=text("deleted_at IS NOT NULL"),
             postgresql_where=text("deleted_at IS NOT NULL"),
         ),
-        Index("uq_chat_import_key", "user_id", "import_key", unique=True),
+        Index(
+            "uq_chat_import_key",
+            "user_id",
+            "import_key",
+            unique=True,
+            sqlite_where=text("import_key IS NOT NULL"),
+            postgresql_where=text("import_key IS NOT NULL"),
+        ),
         Index("uq_chat_id_running_group_id", "id", "running_group_id", unique=True),
     )
     id: Mapped[str] = _id()

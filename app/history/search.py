@@ -14,7 +14,7 @@ from sessions.repository import Repository
 
 MAX_QUERY_CHARS = 200
 MAX_TERMS = 8
-HITS_READ = 100  # messages that one page of results looks at
+HITS_READ = 60  # messages that one page of results looks at
 HITS_SHOWN = 3  # of each chat
 TITLES_SHOWN = 20
 SNIPPET_CHARS = 160

@@ -108,7 +108,14 @@ def _list() -> None:
         sqlite_where=sa.text("deleted_at IS NOT NULL"),
         postgresql_where=sa.text("deleted_at IS NOT NULL"),
     )
-    op.create_index("uq_chat_import_key", "chat", ["user_id", "import_key"], unique=True)
+    op.create_index(
+        "uq_chat_import_key",
+        "chat",
+        ["user_id", "import_key"],
+        unique=True,
+        sqlite_where=sa.text("import_key IS NOT NULL"),
+        postgresql_where=sa.text("import_key IS NOT NULL"),
+    )
 
 
 def _search() -> None:

@@ -98,6 +98,9 @@ async def _plan(db: AsyncConnection, name: str, column: str, terms: Sequence[str
         if len(term) >= TRIGRAM:
             indexed.append(_quoted(term))
             continue
+        if len(term) == 1 and term.isascii() and term.isalnum():
+            frequent.append(fold(term))  # without asking: to count its trigrams takes longest
+            continue
         trigrams = await _trigrams(db, name, fold(term))
         if not trigrams:
             return None

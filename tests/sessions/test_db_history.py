@@ -91,6 +91,16 @@ async def test_ten_thousand_chats_come_in_pages_by_the_index(
             assert not any("SCAN" in step or "TEMP B-TREE" in step for step in plan), plan
     assert "(pinned,updated_at,id)<(?,?,?)" in plan[0], "the place is found, not counted"
 
+    statements.clear()
+    assert len(await repository.deleted_chats(chats.user.id)) == NUM_CHATS // 100
+    async with repository._database.read() as db:
+        [(statement, parameters)] = statements
+        plan = [
+            row.detail
+            for row in await db.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        ]
+    assert "ix_chat_deleted_at" in plan[0], "only what is deleted is looked at"
+
 
 async def test_pinned_chats_come_first(repository: Repository, chats: Chats) -> None:
     user_id = chats.user.id
