@@ -7,7 +7,7 @@ PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3
 BIN := .venv/bin
 SOURCES := app engine kernels sessions benchmarks migrations tests
 
-.PHONY: setup run test check format clean python screenshots
+.PHONY: setup run test check format clean gpu-check python screenshots
 
 python:
 	@test -n "$(PYTHON)" || { echo "Rejoinder needs Python 3.11 or newer; none was found." >&2; exit 1; }
@@ -38,6 +38,10 @@ format: python
 screenshots: python
 	@$(PYTHON) -m app.bootstrap --dev --browser
 	$(BIN)/python -m tests.e2e.take_screenshots screenshots
+
+# On a machine with a CUDA device, by its own Python and packages; GPU_CHECK_ARGS=--help.
+gpu-check:
+	python3 -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
 
 # Leaves data/: chats are not ours to delete.
 clean:
