@@ -23,6 +23,7 @@ from app.history.importer import Importer
 from app.history.purger import Purger
 from app.routes import ROUTE_HANDLERS
 from app.routes.v1 import API_ROUTER
+from app.routes.v1.description import describe
 from app.security import SecurityPlugin
 from app.services import Services, provide_services, stamp_receipt
 from app.settings import Settings
@@ -63,6 +64,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
         route_handlers=[
             *ROUTE_HANDLERS,
             API_ROUTER,
+            describe,
             create_static_files_router(path="/static", directories=[STATIC]),
         ],
         dependencies={"services": Provide(provide_services, sync_to_thread=False)},

@@ -164,7 +164,7 @@ def answer_api_error(request: ApiRequest, error: Exception) -> Response[dict[str
     if known.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.status_code == 405:
-        headers["Allow"] = (error.headers or {}).get("Allow", "")
+        headers["Allow"] = (error.headers or {}).get("allow", "")
     return Response(
         error_json(known), status_code=known.status, headers=headers, media_type=MediaType.JSON
     )

@@ -59,18 +59,6 @@ async def delete_response(
     return json_answer(Deleted(id=response_id, object="response"))
 
 
-@post("/responses/{response_id:str}/cancel", status_code=200)
-async def cancel_response(
-    services: UseServices, caller: UseCaller, response_id: FromPath[str]
-) -> ASGIResponse:
-    """Refused: only responses in the background can be cancelled, and there are none."""
-    await StoredChats(services.api).response(caller, response_id, "response_id")
-    raise invalid(
-        "response_id",
-        "Only responses made in the background can be cancelled; close the connection instead.",
-    )
-
-
 @get("/responses/{response_id:str}/input_items")
 async def list_inputs(
     services: UseServices,
@@ -100,4 +88,4 @@ def page_options(limit: str | None, order: str | None) -> tuple[int, bool]:
     return count, order != "asc"
 
 
-HANDLERS = [create_response, get_response, delete_response, cancel_response, list_inputs]
+HANDLERS = [create_response, get_response, delete_response, list_inputs]
