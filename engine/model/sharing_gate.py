@@ -67,7 +67,7 @@ def _falling(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def measure_attention(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, budget_s: float = 1.5
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, budget_s: float = 1.2
 ) -> AttentionCosts:
     """Time both ways on this machine, alternating, the least of several runs each.
 

@@ -45,7 +45,7 @@ class _Rows:
         return cls(torch.arange(count) % vocab_size, where, where, spans)
 
 
-def measure_compute(weights: Weights, budget_s: float = 1.2) -> ComputeCosts:
+def measure_compute(weights: Weights, budget_s: float = 1.0) -> ComputeCosts:
     """Time layers, projections and copies; the least of the runs that fit in a share each.
 
     Every layer in turn, so that their weights come from memory as in a restore, into one layer's

@@ -137,20 +137,21 @@ class LayerCosts:
     kv_bytes: int
     bytes_per_s: float
     latency_s: float = 0.0  # until bytes flow
-    slices: int = 1  # that the tokens are restored in, one after another
+    stripes: int = 1  # that the tokens lie in on disk
+    request_bytes: int = 0  # that one read brings in; at least a stripe
     answer_s: float = 0.0  # from the restored chat to the first token of its answer
 
     def predict(self, recompute: int, hidden: int) -> Prediction:
         """The first layers recomputed, the next from hidden states, the others from K/V.
 
-        max(compute, I/O) over all slices, plus fill and drain: the slice of the faster of the two
-        that overlaps with nothing, and the latency.
+        max(compute, I/O) over all stripes, plus fill and drain (see `makespan`).
         """
         kv = self.num_layers - recompute - hidden
         compute = recompute * self.recompute_s + hidden * self.hidden_s + kv * self.kv_s
-        io = self.bytes(recompute, hidden) / self.bytes_per_s
-        total = max(compute, io) + min(compute, io) / self.slices
-        if io > 0:
+        num_bytes = self.bytes(recompute, hidden)
+        io = num_bytes / self.bytes_per_s
+        total = makespan(compute, io, num_bytes, self.stripes, self.request_bytes)
+        if num_bytes:
             total += self.latency_s
         return Prediction(total * 1e3, io * 1e3, compute * 1e3)
 
@@ -165,6 +166,20 @@ class LayerCosts:
         for recompute in range(self.num_layers + 1):
             for hidden in range(min(most, self.num_layers - recompute) + 1):
                 yield recompute, hidden
+
+
+def makespan(
+    compute_s: float, io_s: float, num_bytes: int, stripes: int, request_bytes: int
+) -> float:
+    """Seconds of reads that run ahead of the compute on what they bring in.
+
+    The larger of the two sums, plus what overlaps with nothing: the first read when compute is the
+    bottleneck, the compute on what the last read brought when reads are.
+    """
+    if num_bytes == 0:
+        return compute_s
+    alone = min(1.0, max(request_bytes / num_bytes, 1 / stripes))
+    return max(compute_s, io_s) + min(compute_s, io_s) * alone
 
 
 def fastest(costs: LayerCosts) -> CheckpointPlan:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.profile.record import SLICE_TOKENS, ComputeCosts, DiskRead
+from engine.memory.page_pool import pages_for
+from engine.profile.record import ComputeCosts, DiskRead
 from engine.profile.shapes import Shape
-from engine.restoration.plan import CheckpointPlan, LayerCosts, Prediction, RestoredPart, fastest
+from engine.restoration.plan import (
+    CheckpointPlan,
+    LayerCosts,
+    Prediction,
+    RestoredPart,
+    fastest,
+    makespan,
+)
 
 LEAST_TOKENS = 1024  # a chat is expected to grow at least so long
 MESSAGE_TOKENS = 32  # of a short message, whose answer's first token is waited for
@@ -38,7 +46,8 @@ class Planner:
             kv_bytes=num_tokens * 2 * shape.kv_size * self._item_bytes,
             bytes_per_s=self.disk.bytes_per_s,
             latency_s=self.disk.latency_s,
-            slices=-(-num_tokens // SLICE_TOKENS),
+            stripes=pages_for(num_tokens),
+            request_bytes=self.disk.first_bytes,
             answer_s=shape.num_layers * message,
         )
 
@@ -74,8 +83,9 @@ class Planner:
             num_bytes += part.num_bytes
             tokens += count
         io = num_bytes / self.disk.bytes_per_s
-        slices = max(1, -(-tokens // SLICE_TOKENS))
-        total = max(compute, io) + min(compute, io) / slices + (self.disk.latency_s if io else 0.0)
+        total = makespan(compute, io, num_bytes, max(1, pages_for(tokens)), self.disk.first_bytes)
+        if num_bytes:
+            total += self.disk.latency_s
         return Prediction(total * 1e3, io * 1e3, compute * 1e3)
 
 

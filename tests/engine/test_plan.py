@@ -38,7 +38,8 @@ def any_costs(draw: st.DrawFn, max_layers: int = 12) -> LayerCosts:
         kv_bytes=draw(st.integers(1, 1 << 20)),
         bytes_per_s=draw(st.floats(1e6, 1e10)),
         latency_s=draw(st.floats(0, 1e-2)),
-        slices=draw(st.integers(1, 20)),
+        stripes=draw(st.integers(1, 200)),
+        request_bytes=draw(st.integers(0, 1 << 22)),
         answer_s=draw(st.floats(0, 1e-1)),
     )
 
@@ -57,8 +58,13 @@ def makespan(costs: LayerCosts, methods: tuple[str, ...]) -> tuple[float, int]:
             before = methods[layer - 1] if layer else "recompute"
             stored += 0 if before == "recompute" else costs.hidden_bytes
     read = stored / costs.bytes_per_s
-    fill = (min(compute, read)) / costs.slices + (costs.latency_s if stored else 0)
-    return 1e3 * (max(compute, read) + fill), stored
+    if not stored:
+        return 1e3 * compute, 0
+    one_read = min(stored, max(costs.request_bytes, stored / costs.stripes))  # bytes
+    first_read, last_compute = read * one_read / stored, compute * one_read / stored
+    # compute waits for the first read, or is left with what the last one brought
+    alone = first_read if compute > read else last_compute
+    return 1e3 * (max(compute, read) + alone + costs.latency_s), stored
 
 
 def all_plans(costs: LayerCosts) -> list[tuple[str, ...]]:
@@ -102,7 +108,7 @@ def test_the_smallest_within_a_target_is_that_of_brute_force(
 
 def mha(**changes: float) -> LayerCosts:
     """Multi-head attention: hidden states are half of K/V; nothing but the two sums counts."""
-    base = LayerCosts(32, 16e-3, 2e-3, 0.0, 1 << 20, 2 << 20, 1e9, slices=1 << 30)
+    base = LayerCosts(32, 16e-3, 2e-3, 0.0, 1 << 20, 2 << 20, 1e9, stripes=1 << 30)
     return replace(base, **changes)  # type: ignore[arg-type]  # all fields named are numbers
 
 
