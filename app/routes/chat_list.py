@@ -90,6 +90,7 @@ async def undo(
     user_id = await user_id_of(request)
     if user_id is None or not await services.repository.restore_chat(user_id, chat_id):
         raise NoSuchPage
+    await services.chat.queued.answer_ended(chat_id)  # the deletion ended what ran
     return await _changed(request, services, user_id, f"/chats/{chat_id}")
 
 

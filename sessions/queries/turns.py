@@ -53,7 +53,10 @@ async def start(
     candidates: int,
     now: datetime,
 ) -> list[Turn]:
-    if await db.scalar(select(models.Chat.id).where(models.Chat.id == chat_id)) is None:
+    known = select(models.Chat.id).where(
+        models.Chat.id == chat_id, models.Chat.deleted_at.is_(None)
+    )
+    if await db.scalar(known) is None:
         raise NotFound("chat", chat_id)
     if parent_id is not None:
         parent = await _role(db, chat_id, parent_id)

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sessions import database as database_module
 from sessions import models
 from sessions.database import Database
+from sessions.errors import NotFound
 from sessions.records import Progress, Turn
 from sessions.repository import Repository
 
@@ -216,6 +217,8 @@ async def test_a_deleted_chat_is_nowhere_and_can_come_back(
     assert await repository.search_titles(user_id, ["needle"]) == []
     assert not await repository.rename_chat(user_id, turn.chat_id, "new")
     assert not await repository.pin_chat(user_id, turn.chat_id, True)
+    with pytest.raises(NotFound):
+        await chats.ask(turn.chat_id, turn.message_id)
     [deleted] = await repository.deleted_chats(user_id)
     assert (deleted.id, deleted.title) == (turn.chat_id, "title of needle in the question")
     assert await repository.deleted_chats(stranger.id) == []
