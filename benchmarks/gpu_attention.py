@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu_lab import CACHED_BYTES, Call, Lab, Row
+from engine.model.cuda_gate import sharing_seconds
 from kernels.prefix_choice import PrefixKernel, prefix_attention_torch
 from kernels.spans import PAGE_SIZE, Spans
 from kernels.triton_attention import span_attention
@@ -20,6 +22,7 @@ HEADS = {"MHA": (32, 32, 128), "GQA": (32, 8, 128)}  # of Llama 2 7B and Llama 3
 PREFIXES = ((32, 1024), (32, 16384), (128, 4096), (512, 1024), (512, 16384), (1024, 4096))
 SUFFIXES = ((32, 128), (32, 2048), (256, 128), (256, 1024))  # rows, tokens of each
 PREFILLS = ((256, 256), (512, 2560))  # rows, keys
+SHARERS, NODES = (2, 8, 32), (64, 256, 1024, 4096)
 TINY_HEADS = {"GQA": (4, 2, 32)}
 
 
@@ -53,6 +56,23 @@ def attention_rows(lab: Lab) -> Iterator[Row]:
             pairs = rows * (keys - rows) + rows * (rows + 1) // 2
             yield _Bench(lab, heads, rows, keys, spans).row("prefill", name, pairs, keys, None)
         yield _merge_row(lab, name, heads)
+
+
+def sharing_rows(lab: Lab) -> list[Row]:
+    """What the gate would measure on this device for Llama 2 7B: milliseconds of both ways."""
+    num_heads, kv_heads, dim = HEADS["MHA"] if lab.is_cuda else TINY_HEADS["GQA"]
+    shape = AttentionShape(num_heads, kv_heads, dim, lab.dtype)
+    rows, tokens = (SHARERS, NODES) if lab.is_cuda else ((2,), (64,))
+    shared, own = sharing_seconds(shape, lab.device, rows, tokens, lab.seconds, lab.programs)
+    return [
+        {
+            "rows": rows[i],
+            "tokens": tokens[j],
+            "shared_ms": round(shared[i][j] * 1e3, 4),
+            "own_ms": round(own[i][j] * 1e3, 4),
+        }
+        for i, j in product(range(len(rows)), range(len(tokens)))
+    ]
 
 
 class _Bench:

@@ -82,8 +82,9 @@ class Check:
 
     def attention(self, lab: Lab) -> None:
         """Time the attention kernels."""
-        from benchmarks.gpu_attention import attention_rows
+        from benchmarks.gpu_attention import attention_rows, sharing_rows
 
+        self.result["sharing"] = sharing_rows(lab)
         for row in attention_rows(lab):
             self.result["attention"].append(row)
             self.say(row)
@@ -109,7 +110,7 @@ class Check:
         from benchmarks.gpu_cells import FULL, SMALL, losses
         from benchmarks.gpu_lab import Lab, interpreted, measure_roofs
 
-        self.result |= versions() | {"attention": [], "decode": []}
+        self.result |= versions() | {"sharing": [], "attention": [], "decode": []}
         self.say(self.result)
         self.section("tests", self.tests)
         place = (torch.device("cpu"), torch.float32)
@@ -174,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(result: Row) -> None:
     """Print the tables, what they were measured with, and what failed."""
-    for title in ("attention", "decode", "losses"):
+    for title in ("sharing", "attention", "decode", "losses"):
         print(f"\n{title}\n{table(result[title])}")
     heading = ("date", "card", "driver", "torch", "triton", "commit", "tests", "wall_s")
     print("\n" + ", ".join(f"{key} {result[key]}" for key in heading if key in result))

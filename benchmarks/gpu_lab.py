@@ -141,6 +141,7 @@ def interpreted() -> Iterator[None]:
         },
         "engine.model.attention": {**parts, "prefill_attention": attend},
         "engine.cuda_graphs": dict(parts),
+        "engine.model.cuda_gate": dict(parts),
     }
     with ExitStack() as stack:
         for module, functions in replaced.items():

@@ -16,15 +16,16 @@ from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE, PagePool
 from engine.messages import EngineInfo
 from engine.model.attention import Gate
-from engine.model.cuda_gate import measure_cuda_attention
+from engine.model.cuda_gate import sharing_seconds
 from engine.model.decoder import Decoder
 from engine.model.geometry import ModelConfig
 from engine.model.model_config import read_model_config
-from engine.model.sharing_gate import SharingGate
+from engine.model.sharing_gate import ROWS, TOKENS, SharingGate
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
 from engine.profile.choice import make_gate, make_plans
+from engine.profile.record import AttentionCosts
 from engine.restoration.checkpoint import CODING, Recorder
 from engine.restoration.chunk_store import ChunkStore
 from engine.restoration.leading import LeadingLayers
@@ -112,6 +113,8 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
         return DecodeGraphs(decoder, context_length, num_pages, CudaCapture(), max_rows=rows)
 
     runner = ModelRunner(weights, cache, recorder, gate, make_graphs if on_cuda else None)
+    if on_cuda:
+        runner.warm_up(num_pages)
     restorer = Restorer(store, recorder, cache, LeadingLayers(runner.decoder, gate))
     info = EngineInfo(
         model_name=config.model_name,
@@ -154,4 +157,5 @@ def _gate(
     if device.type == "cpu" or config.share_prefix != "auto" or not config.profile_path:
         return make_gate(config, geometry, dtype)
     shape = AttentionShape(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype)
-    return SharingGate(measure_cuda_attention(shape, device))
+    shared, own = sharing_seconds(shape, device, ROWS, TOKENS)
+    return SharingGate(AttentionCosts(rows=ROWS, tokens=TOKENS, shared_s=shared, own_s=own))

@@ -13,6 +13,8 @@ from torch import Tensor
 from engine.batch import Batch, Segment, build_batch
 from engine.cuda_graphs import DecodeGraphs
 from engine.memory.kv_cache import KVCache
+from engine.memory.page_pool import PAGE_SIZE
+from engine.memory.sequence import IdDigest, Sequence
 from engine.model.attention import Gate, StepAttention
 from engine.model.decoder import Decoder
 from engine.model.weights import Weights
@@ -77,6 +79,17 @@ class ModelRunner:
         logits = self.decoder.forward(on_device, attention, self._recorder.record)
         self._recorder.end_step(spans)
         return batch, logits
+
+    def warm_up(self, page: int) -> None:
+        """Run a prompt and a decode step, for what is compiled at its first use on CUDA.
+
+        page: held by nobody, written.
+        """
+        seq = Sequence("warm-up", [0] * PAGE_SIZE, 0, IdDigest())
+        seq.page_ids = [page]
+        last = Segment(seq, (), PAGE_SIZE - 1, PAGE_SIZE, True)
+        self.run([], [replace(last, start=0)])
+        self.run([last], [])
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

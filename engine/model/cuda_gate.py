@@ -1,4 +1,7 @@
-"""What sharing the read of a node costs on a CUDA device, measured with the engine's kernels."""
+"""What sharing the read of a node costs on a CUDA device, measured with the engine's kernels.
+
+Imports nothing but torch, numpy and our kernels, so that the GPU check can use it.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +12,39 @@ from functools import partial
 import torch
 
 from engine.cuda_graphs import replay_seconds
-from engine.model.sharing_gate import ROWS, SUFFIX, TOKENS
-from engine.profile.record import AttentionCosts
 from kernels.attention import decode_attention, merge_states, prefix_attention
 from kernels.spans import PAGE_SIZE, Segment, Spans
 from kernels.triton_spans import AttentionShape, DeviceSpans
 
 CACHE_BYTES = 128 << 20  # of the keys and values that are gone through: twice a large L2
 MAX_LAYERS = 16
+SUFFIX = 64  # private tokens of each row
 
 Call = Callable[[], None]
 Seconds = Callable[[Sequence[Call]], float]
+Table = tuple[tuple[float, ...], ...]
 
 
-def measure_cuda_attention(
+def sharing_seconds(
     shape: AttentionShape,
     device: torch.device,
+    rows: Sequence[int],
+    tokens: Sequence[int],
     seconds: Seconds = replay_seconds,
-    *,
-    rows: Sequence[int] = ROWS,
-    tokens: Sequence[int] = TOKENS,
     programs: int | None = None,
-) -> AttentionCosts:
+) -> tuple[Table, Table]:
     """Time both ways as captured steps run them; some seconds in all.
 
-    seconds: of one of several equal calls that read other memory each; programs: as of
-    `DeviceSpans`.
+    rows over a node of so many tokens, by all combinations. seconds: of one of several equal calls
+    that read other memory each; programs: as of `DeviceSpans`. Returns seconds [rows][tokens] of
+    one layer, the node read once for all rows and read by each.
     """
     shared, own = ([[0.0] * len(tokens) for _ in rows] for _ in range(2))
     bench = _Bench(shape, device, programs)
     for (i, count), (j, length) in itertools.product(enumerate(rows), enumerate(tokens)):
         shared[i][j] = seconds(bench.calls(count, length, True))
         own[i][j] = seconds(bench.calls(count, length, False))
-    return AttentionCosts(
-        rows=tuple(rows),
-        tokens=tuple(tokens),
-        shared_s=tuple(map(tuple, shared)),
-        own_s=tuple(map(tuple, own)),
-    )
+    return tuple(map(tuple, shared)), tuple(map(tuple, own))
 
 
 class _Bench:

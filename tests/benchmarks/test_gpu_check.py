@@ -71,6 +71,7 @@ def test_all_of_it_runs_on_tiny_sizes_with_torch_triton_numpy_and_pytest_alone(
         "prefill",
         "merge",
     }
+    assert [row["tokens"] for row in result["sharing"]] == [64]
     sizes = [(row["prefix"], row["batch"]) for row in result["decode"]]
     assert sizes == list(SMALL.cells)
     assert all(row["flash_kv"] == "all layers" for row in result["decode"])

@@ -19,10 +19,11 @@ from engine import devices, loading
 from engine.config import EngineConfig
 from engine.cuda_graphs import DecodeGraphs
 from engine.memory.kv_cache import KVCache
-from engine.model.cuda_gate import measure_cuda_attention
+from engine.model.cuda_gate import sharing_seconds
 from engine.model.model_config import read_model_config
 from engine.model.sharing_gate import SharingGate
 from engine.model.weight_loading import load_weights
+from engine.profile.record import AttentionCosts
 from kernels.triton_spans import AttentionShape
 from tests.engine.harness import Harness, HarnessFactory, random_ids
 
@@ -36,6 +37,7 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cache(KVCache):
         def __init__(self, *sizes: Any) -> None:
             super().__init__(*sizes[:-1])
+            self.kv[:, :, -64:] = float("nan")  # the spare page, until it is written
 
     monkeypatch.setattr(loading, "resolve_device", lambda name: fake)
     monkeypatch.setattr(loading, "KVCache", Cache)
@@ -68,6 +70,7 @@ def test_captured_steps_answer_as_the_cpu_engine(
     graphs = harness.engine.runner.graphs
     assert graphs is not None
     assert graphs.replayed > 20
+    assert not harness.engine.runner.decoder.cache.kv[:, :, -64:].isnan().any()  # warmed up
     pool = harness.engine.scheduler.pool
     assert harness.engine.runner.decoder.cache.k[0].shape[0] == (pool.num_pages + 1) * 64
 
@@ -129,14 +132,10 @@ def test_sharing_is_measured_both_ways() -> None:
         sizes.append(decode.host.num_keys.sum() + (groups.host.num_keys.sum() if groups else 0))
         return float(sizes[-1])
 
-    costs = measure_cuda_attention(
-        AttentionShape(4, 2, 64, torch.float32),
-        torch.device("cpu"),
-        seconds,
-        rows=(2, 4),
-        tokens=(64, 130),
-        programs=4,
-    )
-    assert costs.shared_s == ((64 + 2 * 64, 130 + 2 * 64), (64 + 4 * 64, 130 + 4 * 64))
-    assert costs.own_s == ((2 * 128, 2 * 194), (4 * 128, 4 * 194))
-    assert SharingGate(costs).shares(130, 4)
+    shape = AttentionShape(4, 2, 64, torch.float32)
+    rows, tokens = (2, 4), (64, 130)
+    shared, own = sharing_seconds(shape, torch.device("cpu"), rows, tokens, seconds, programs=4)
+    assert shared == ((64 + 2 * 64, 130 + 2 * 64), (64 + 4 * 64, 130 + 4 * 64))
+    assert own == ((2 * 128, 2 * 194), (4 * 128, 4 * 194))
+    gate = SharingGate(AttentionCosts(rows=rows, tokens=tokens, shared_s=shared, own_s=own))
+    assert gate.shares(130, 4)
