@@ -7,7 +7,7 @@ from typing import Any
 
 from sessions.clock import Clock
 from sessions.database import Database
-from sessions.queries import carried, chats, latencies, queued, turn_ends, turns
+from sessions.queries import carried, chats, queued, turn_ends, turns
 from sessions.records import (
     Carried,
     CarriedMessage,
@@ -18,7 +18,6 @@ from sessions.records import (
     Progress,
     QueuedMessage,
     Turn,
-    TurnLatency,
 )
 
 
@@ -137,11 +136,6 @@ class TurnRepository:
         """The answers that were asked for together, in their order."""
         async with self._database.read() as db:
             return await chats.group(db, chat_id, group_id)
-
-    async def message_latency(self, chat_id: str, message_id: str) -> list[TurnLatency]:
-        """The records of one answer's turns, oldest first."""
-        async with self._database.read() as db:
-            return await latencies.of_message(db, chat_id, message_id)
 
     # Going on and ending
 

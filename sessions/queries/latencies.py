@@ -20,11 +20,6 @@ async def of_chat(db: AsyncConnection, chat_id: str) -> list[TurnLatency]:
     return await _records(db, query)
 
 
-async def of_message(db: AsyncConnection, chat_id: str, message_id: str) -> list[TurnLatency]:
-    query = _query().where(models.Turn.chat_id == chat_id, models.Turn.message_id == message_id)
-    return await _records(db, query.order_by(models.Turn.created_at))
-
-
 async def recent(db: AsyncConnection, limit: int, since: datetime | None) -> list[TurnLatency]:
     query = _query().order_by(models.Turn.created_at.desc()).limit(limit)
     if since is not None:

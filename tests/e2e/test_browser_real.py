@@ -82,3 +82,42 @@ def test_a_first_visit(page: Page) -> None:
     page.goto("/latency")
     expect(page.locator(".chart canvas").first).to_be_visible()
     assert re.search(r"\d+ ms", page.locator(".figures").first.inner_text())
+
+
+def test_candidates_and_an_answer_gone_on_with(page: Page) -> None:
+    """Two answers share the chat; one is taken; a stopped one goes on as if it never stopped."""
+    begin(page, "Say hello.")
+    grown(page, 1)
+    page.keyboard.press("Escape")
+    expect(page.locator(RUNNING)).to_have_count(0, timeout=WAIT_MS)
+    page.fill("#composer-text", "Write a story about a lighthouse keeper.")
+    page.select_option(".composer__answers select", "2")
+    page.press("#composer-text", "Enter")
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".candidates .message")].filter((one) =>
+          [...one.querySelectorAll(".answer")].some((body) => body.textContent.length > 30)
+        ).length === 2""",
+        timeout=WAIT_MS,
+    )
+    page.keyboard.press("Escape")
+    expect(page.locator(RUNNING)).to_have_count(0, timeout=WAIT_MS)
+    lines = page.locator(".candidates .latency-line")
+    expect(lines).to_have_count(2)
+    expect(lines.nth(1)).to_contain_text("tokens still in memory")
+    texts = [page.locator(".candidates .answer").nth(n).inner_text() for n in (0, 1)]
+    assert texts[0] != texts[1], "each has its own noise"
+    page.click("#take-2")
+    expect(page.locator(".message--chosen")).to_contain_text("Answer 2")
+    page.locator(".message__continue:visible").click()
+    expect(page.locator(RUNNING)).not_to_have_count(0)
+    page.wait_for_function(
+        "(than) => document.querySelector('.candidates').textContent.length > than + 40",
+        arg=page.locator(".candidates").evaluate("(all) => all.textContent.length"),
+        timeout=WAIT_MS,
+    )
+    page.keyboard.press("Escape")
+    expect(page.locator(RUNNING)).to_have_count(0, timeout=WAIT_MS)
+    longer = page.locator(".candidates .answer").nth(1).inner_text()
+    assert longer.startswith(texts[1].rstrip()[:-3])
+    assert len(longer) > len(texts[1])
+    assert page.locator(".candidates .answer").nth(0).inner_text() == texts[0]
