@@ -45,7 +45,7 @@ ROW = {
     "kl": float,
 }
 KV_BYTES = 200 * 3 * 2 * 2 * 64 * 4  # tokens, layers, K and V, heads, head_dim, fp32
-HIDDEN_BYTES = 200 * 3 * 128 * 4
+HIDDEN_BYTES = 200 * 2 * 128 * 4  # the input of layer 0 is the embedding
 
 
 @pytest.fixture(autouse=True)
