@@ -242,11 +242,11 @@ async def test_without_room_for_all_none_is_begun(browser: Browser, server: Serv
     assert texts((await browser.get(f"/chats/{chat_id}")).text) == ["One", "uno"]
 
 
-@pytest.mark.parametrize("number", ["0", "5", "-1", "two", "1.5", "٣"])
-async def test_other_numbers_are_refused(browser: Browser, server: Server, number: str) -> None:
+async def test_other_numbers_are_refused(browser: Browser, server: Server) -> None:
     chat_id = await new_chat(browser, server, "One", "uno")
-    fields = {"text": "x", "parent_id": field(browser.page, "parent_id"), "answers": number}
-    refused = await browser.post(f"/chats/{chat_id}/messages", fields, htmx=True)
-    assert refused.status_code == 400
-    assert "1 to 4 can be asked for at once" in refused.text
+    for number in ("0", "5", "-1", "two", "1.5", "\u0663"):
+        fields = {"text": "x", "parent_id": field(browser.page, "parent_id"), "answers": number}
+        refused = await browser.post(f"/chats/{chat_id}/messages", fields, htmx=True)
+        assert refused.status_code == 400, number
+        assert "1 to 4 can be asked for at once" in refused.text
     assert len(server.engine.turns) == 1
