@@ -73,6 +73,7 @@ async def test_ten_thousand_chats_come_in_pages_by_the_index(
             break
         seen += page
         after = page[-1].cursor
+        assert len(seen) <= NUM_CHATS, "no chat comes twice"
     assert len(seen) == len({chat.id for chat in seen}) == NUM_CHATS - NUM_CHATS // 100
     keys = [(chat.pinned, chat.updated_at, chat.id) for chat in seen]
     assert keys == sorted(keys, reverse=True)

@@ -17,6 +17,7 @@ from sessions import database as database_module
 from sessions import models
 from sessions.database import Database
 from sessions.errors import NotFound
+from sessions.queries import purge
 from sessions.records import Progress, Turn
 from sessions.repository import Repository
 
@@ -159,9 +160,15 @@ def _in_index(db_path: Path) -> bool:
     return any(char.encode() in block for block in blocks for char in RARE)
 
 
+@pytest.mark.parametrize("pages", [1, purge.MERGE_PAGES])
 async def test_words_leave_the_search_index_too(
-    repository: Repository, chats: Chats, db_path: Path
+    repository: Repository,
+    chats: Chats,
+    db_path: Path,
+    pages: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(purge, "MERGE_PAGES", pages)
     for number in range(30):
         await chats.answer(await chats.start(f"kept {number} " + "words and more " * 30))
     secret = await chats.start(f"{RARE} asked")
