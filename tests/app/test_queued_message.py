@@ -142,6 +142,25 @@ async def test_after_a_failure_it_waits_for_its_user(browser: Browser, server: S
     assert len(server.engine.turns) == 2
 
 
+async def test_one_that_is_held_is_sent_by_its_user_alone(
+    browser: Browser, server: Server, web_settings: Settings
+) -> None:
+    chat_id = await browser.new_chat("One")
+    turn = await server.engine.next_turn(0)
+    await browser.say(chat_id, "Two")
+    turn.fail()
+    await ended(browser, chat_id)
+    assert (await browser.say(chat_id, "Something else")).status_code == 303
+    other = await server.engine.next_turn(1)
+    other.say("fine")
+    other.end()
+    page = await ended(browser, chat_id)
+    await asyncio.sleep(0.1)
+    assert len(server.engine.turns) == 2
+    assert "It was not sent" in text_of(page)
+    assert rows(web_settings, "SELECT text FROM queued_message") == [("Two",)]
+
+
 async def test_after_a_retry_that_went_well_it_is_sent(browser: Browser, server: Server) -> None:
     chat_id = await browser.new_chat("One")
     turn = await server.engine.next_turn(0)
