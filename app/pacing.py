@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FRAME_GAP_S = 0.2
 MAX_GAP_S = 2.0
-SHARE = 0.08  # of one core, for all that watchers see of running answers
+SHARE = 0.03  # of one core, for all that watchers see of running answers
 _SMOOTHING = 0.3  # weight of the newest frame
 
 

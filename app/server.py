@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -25,6 +27,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 GRACEFUL_SHUTDOWN_S = 10  # then connections that are still open are cut
+# The engine's threads wait for each other at every step: with a busy web process beside them on two
+# cores a step takes 1.5 times as long at equal priority, 1.26 times at 5, 1.13 at 10, where pages
+# take twice as long as at 5.
+NICE = 5
 
 
 class AddressUnusable(Exception):
@@ -63,6 +69,14 @@ def bind(host: str, port: int) -> list[socket.socket]:
             bound.append(one)
         at_failure.pop_all()
     return bound
+
+
+def yield_to_engine() -> None:
+    """Lower the calling thread's priority: the engine's cores are the engine's first.
+
+    To be called when the engine process runs; one that is started later begins with it.
+    """
+    os.nice(NICE)
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:
@@ -157,6 +171,8 @@ class _Server(uvicorn.Server):
         # The first start on a machine compiles the kernels, which takes a while.
         with step("starting the engine"):
             await super().startup(sockets)
+        yield_to_engine()
+        gc.freeze()  # what lives from now to the end need not be looked through again and again
         for server in self.servers:
             for listener in server.sockets:
                 host, port = listener.getsockname()[:2]
