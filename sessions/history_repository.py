@@ -9,8 +9,9 @@ from functools import partial
 
 from sessions.clock import Clock
 from sessions.database import Database
+from sessions.history_records import ExportedChat, Imported, NewChat, SearchHit
 from sessions.queries import chats, export, imports, purge, search
-from sessions.records import DeletedChat, ExportedChat, Imported, NewChat, SearchHit
+from sessions.records import DeletedChat
 
 
 class HistoryRepository:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sessions.records import ExportedChat, ExportedMessage
+from sessions.history_records import ExportedChat, ExportedMessage
 from sessions.repository import Repository
 
 FORMAT = "rejoinder-chats"

@@ -15,7 +15,8 @@ from app.history.import_formats import chatgpt_chat, own_chat
 from app.history.import_tree import Draft, ImportFault
 from engine.model.tokenizer import ChatTokenizer
 from sessions.errors import SessionsError
-from sessions.records import Assistant, NewChat, NewMessage, Prefix
+from sessions.history_records import NewChat, NewMessage
+from sessions.records import Assistant, Prefix
 from sessions.repository import Repository
 
 logger = logging.getLogger(__name__)

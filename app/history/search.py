@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from sessions.folding import fold
-from sessions.records import SearchHit
+from sessions.history_records import SearchHit
 from sessions.repository import Repository
 
 MAX_QUERY_CHARS = 200

@@ -6,8 +6,8 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
+from sessions.history_records import ExportedChat, ExportedMessage
 from sessions.queries import chats
-from sessions.records import ExportedChat, ExportedMessage
 
 
 async def chat_ids(db: AsyncConnection, user_id: str) -> list[str]:

@@ -7,8 +7,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
 from sessions.errors import NotFound
+from sessions.history_records import Imported, NewChat
 from sessions.queries.ids import new_id
-from sessions.records import Imported, NewChat
 
 
 async def add(db: AsyncConnection, user_id: str, prefix_id: str, chat: NewChat) -> Imported:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions.column_types import UtcDateTime
 from sessions.folding import fold
-from sessions.records import SearchHit
+from sessions.history_records import SearchHit
 
 TRIGRAM = 3
 MAX_EXPANDED = 500  # trigrams that one short term may stand for

@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
 from sessions.errors import NotFound
-from sessions.records import ChatSummary, NewChat, NewMessage
+from sessions.history_records import NewChat, NewMessage
+from sessions.records import ChatSummary
 from sessions.repository import Repository
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from sessions.folding import fold
+from sessions.history_records import SearchHit
 from sessions.queries import search
-from sessions.records import Progress, SearchHit
+from sessions.records import Progress
 from sessions.repository import Repository
 
 if TYPE_CHECKING:
