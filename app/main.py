@@ -114,7 +114,13 @@ async def _running(
         importer = Importer(
             repository=repository, tokenizer=tokenizer, context_limit=lambda: chat.context_limit
         )
-        api = Api(settings=settings, repository=repository, engine=engine, tokenizer=tokenizer)
+        api = Api(
+            settings=settings,
+            repository=repository,
+            engine=engine,
+            tokenizer=tokenizer,
+            forget_deleted=upkeep.forget_deleted,
+        )
         await api.begin()
         app.state.repository = repository
         app.state.views = views

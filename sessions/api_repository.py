@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from sessions.clock import Clock
@@ -73,6 +74,16 @@ class ApiRepository:
             await self._database.write(lambda db: api_states.drop(db, state_ids), truncate_wal=True)
 
     # Responses
+
+    async def drop_unused_api_prefixes(self) -> None:
+        """Delete the API's system prompts that no chat has had for a day."""
+        before = self._clock.now() - timedelta(days=1)
+        async with self._database.read() as db:
+            unused = await api_responses.unused_prefixes(db, before)
+        if unused:
+            await self._database.write(
+                lambda db: api_responses.drop_prefixes(db, unused), truncate_wal=True
+            )
 
     async def prefix_of_chat(self, chat_id: str) -> Prefix:
         """Raises NotFound."""

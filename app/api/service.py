@@ -36,6 +36,7 @@ class Api:
         repository: Repository,
         engine: Engine,
         tokenizer: ChatTokenizer,
+        forget_deleted: Callable[[], Awaitable[None]],
     ) -> None:
         self.settings = settings
         self.repository = repository
@@ -47,7 +48,7 @@ class Api:
             per_user=settings.api_concurrency,
             waiting_per_user=settings.api_queue,
         )
-        self.states = States(repository, engine)
+        self.states = States(repository, engine, forget_deleted)
         self.generations = Generations(engine)
 
     async def begin(self) -> None:

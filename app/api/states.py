@@ -7,7 +7,7 @@ import logging
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 KEPT_S = 3600.0
 KEPT_PER_USER = 64
 USEFUL_TOKENS = 64  # a page: with less in common another chat is begun
-TIDY_EVERY_S = 30.0
+TIDY_EVERY_S = 60.0
 
 
 class StateStore(Protocol):
@@ -31,6 +31,9 @@ class StateStore(Protocol):
     async def api_states(self) -> list[ApiState]: ...
 
     async def keep_api_state(self, state: ApiState, *, replaces: str | None) -> None: ...
+
+    async def drop_unused_api_prefixes(self) -> None:
+        """Delete system prompts that no chat has any more."""
 
     async def drop_api_states(self, state_ids: Sequence[str]) -> None:
         """Delete the rows; chats without any are noted to be forgotten by the engine."""
@@ -68,12 +71,16 @@ class States:
     A state is used by its own user only, and only as far as token ids agree.
     """
 
-    def __init__(self, store: StateStore, engine: Engine) -> None:
+    def __init__(
+        self, store: StateStore, engine: Engine, forget_deleted: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`forget_deleted` has the engine drop the chats that the store notes as deleted."""
         self._store = store
         self._engine = engine
+        self._forget_deleted = forget_deleted
         self._by_user: dict[str, OrderedDict[str, _State]] = {}  # least recently used first
         self._in_use: dict[str, int] = {}  # running calls, by chat
-        self._writes: set[asyncio.Task[None]] = set()
+        self._last_write: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -96,8 +103,8 @@ class States:
         if self._tidying is not None:
             self._tidying.cancel()
             await asyncio.wait([self._tidying])
-        if self._writes:
-            await asyncio.wait(self._writes)
+        if self._last_write is not None:
+            await asyncio.wait([self._last_write])
 
     def find(
         self, user_id: str, prefix_ids: Sequence[int], ids: Sequence[int], *, stored: bool
@@ -160,25 +167,33 @@ class States:
                 old = None if replaced is None else replaced.id
                 self._later(self._store.keep_api_state(_row(state), replaces=old))
             replaced = None
-        while len(states) > KEPT_PER_USER:
-            _, oldest = states.popitem(last=False)
-            self._later(self._drop([oldest]))
+        over = len(states) - KEPT_PER_USER
+        oldest = [one for one in states.values() if one.chat_id not in self._in_use][: max(0, over)]
+        for state in oldest:
+            del states[state.id]
+        if oldest:
+            self._later(self._drop(oldest))
 
-    def _later(self, work: object) -> None:
+    def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Do this after all that was to be done before."""
+        before = self._last_write
+
         async def run() -> None:
+            if before is not None:
+                await asyncio.wait([before])
             try:
-                await work  # type: ignore[misc]  # a coroutine; typed so that both kinds fit
+                await work
             except Exception:
                 logger.exception("the state of an API call could not be noted")
 
-        task = asyncio.create_task(run())
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        self._last_write = asyncio.create_task(run())
+        return self._last_write
 
     async def _tidy_for_ever(self) -> None:
         while True:
             try:
                 await self.tidy(time.time() - KEPT_S)
+                await self._store.drop_unused_api_prefixes()
             except Exception:
                 logger.exception("old states of API calls could not be dropped")
             await asyncio.sleep(TIDY_EVERY_S)
@@ -196,10 +211,13 @@ class States:
                 del states[state.id]
             gone += due
         if gone:
-            await self._drop(gone)
+            await self._later(self._drop(gone))
 
     async def _drop(self, gone: Sequence[_State]) -> None:
-        await self._store.drop_api_states([one.id for one in gone if one.stored])
+        stored = [one.id for one in gone if one.stored]
+        if stored:
+            await self._store.drop_api_states(stored)
+            await self._forget_deleted()
         left = {one.chat_id for states in self._by_user.values() for one in states.values()}
         memory = {one.chat_id for one in gone if not one.stored} - left - set(self._in_use)
         if memory:

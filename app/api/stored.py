@@ -248,7 +248,7 @@ class StoredChats:
         [answer] = generation.answers
         first = generation.first_token_at
         server_ttft_ms = None if first is None else (first - job.received_at) * 1e3
-        outcome = outcome_of(answer.end, self._api.engine.info, server_ttft_ms)
+        outcome = outcome_of(answer.end, server_ttft_ms)
         if generation.cancelled and answer.end is None:
             outcome = Outcome("stopped")
         await self._repository.finish_turn(

@@ -63,10 +63,10 @@ class PromptBuilder:
         pieces = self._tokenizer.pieces
         head = pieces.system_close if system else pieces.no_system
         cut = len(opening)
-        if opening.startswith(head):
+        if pieces.user_open and opening.endswith(pieces.user_open):
+            cut -= len(pieces.user_open)  # before it may stand tools
+        elif opening.startswith(head):
             cut = len(head)
-        elif pieces.user_open and opening.endswith(pieces.user_open):  # tools stand before it
-            cut -= len(pieces.user_open)
         if system:
             prefix = self._around(gaps[0], texts[0], opening[:cut], at_start=True)
         else:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -19,6 +19,7 @@ from sessions.queries.ids import new_id
 from sessions.records import ApiConversation, ApiItem, ApiResponse, Prefix, Turn
 
 ORIGIN = "api"
+_NAME = "API"  # of each user's hidden assistant
 
 
 def version_id(user_id: str, key: str) -> str:
@@ -41,7 +42,7 @@ async def ensure_prefix(
         upsert(models.Assistant)
         .values(
             id=assistant_id,
-            name="API",
+            name=_NAME,
             description="",
             greeting="",
             sampling={},
@@ -66,7 +67,42 @@ async def ensure_prefix(
                 created_at=now,
             )
         )
-    return await assistants.ensure_prefix(db, own, tokenizer_digest, token_ids, now)
+    prefix = await assistants.ensure_prefix(db, own, tokenizer_digest, token_ids, now)
+    # As good as new: a chat will have it in a moment.
+    await db.execute(
+        update(models.Prefix).where(models.Prefix.id == prefix.id).values(created_at=now)
+    )
+    return prefix
+
+
+async def unused_prefixes(db: AsyncConnection, before: datetime) -> list[str]:
+    """Prefixes of the API, made before then, that no chat has."""
+    prefix, version, chat = models.Prefix, models.AssistantVersion, models.Chat
+    query = (
+        select(prefix.id)
+        .join(version, version.id == prefix.assistant_version_id)
+        .join(models.Assistant, models.Assistant.id == version.assistant_id)
+        .where(models.Assistant.name == _NAME, models.Assistant.slug.is_(None))
+        .where(models.Assistant.owner_id.is_(None), prefix.created_at < before)
+        .where(~exists().where(chat.prefix_id == prefix.id))
+    )
+    return list(await db.scalars(query))
+
+
+async def drop_prefixes(db: AsyncConnection, prefix_ids: Sequence[str]) -> None:
+    """Delete those that no chat has meanwhile, and their versions."""
+    prefix, version, chat = models.Prefix, models.AssistantVersion, models.Chat
+    rows = await db.execute(
+        delete(prefix)
+        .where(prefix.id.in_(prefix_ids), ~exists().where(chat.prefix_id == prefix.id))
+        .returning(prefix.assistant_version_id)
+    )
+    await db.execute(
+        delete(version).where(
+            version.id.in_([row[0] for row in rows]),
+            ~exists().where(prefix.assistant_version_id == version.id),
+        )
+    )
 
 
 async def prefix_of_chat(db: AsyncConnection, chat_id: str) -> Prefix:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -143,15 +144,18 @@ async def test_structured_output_asks_the_engine_for_a_grammar(
 async def test_second_call_goes_on_from_the_first(
     client: AsyncOpenAI, fake_engine: FakeEngine
 ) -> None:
-    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "One"}]
+    messages: list[Any] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "One"},
+    ]
     fake_engine.auto = "First answer"
     call = client.chat.completions.create
-    await call(model=MODEL, messages=messages)  # type: ignore[call-overload]
+    await call(model=MODEL, messages=messages)
     messages += [
         {"role": "assistant", "content": "First answer"},
         {"role": "user", "content": "Two"},
     ]
-    await call(model=MODEL, messages=messages)  # type: ignore[call-overload]
+    await call(model=MODEL, messages=messages)
     first, second = (turn.submit for turn in fake_engine.turns)
     assert second.chat_id == first.chat_id
     assert second.prefix_ids == first.prefix_ids

@@ -45,7 +45,7 @@ async def test_schemathesis_finds_nothing(
     fake_engine.places = Places(64)
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     command = [
-        Path(sys.executable).with_name("schemathesis"),
+        str(Path(sys.executable).with_name("schemathesis")),
         "run",
         f"{server.url}/v1/openapi.json",
         f"--header=Authorization: Bearer {await make_key(server)}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from litestar import post
 from litestar.response.base import ASGIResponse
 
@@ -19,7 +21,8 @@ async def chat_completions(
 ) -> ASGIResponse:
     """Answer a chat, as a whole or as a stream."""
     body = await read_body(request, ChatCompletionRequest)
-    job = ChatJob(services.api, body, received_at(request))
+    # In a thread: checking a large schema takes a while.
+    job = await asyncio.to_thread(ChatJob, services.api, body, received_at(request))
     prompt = await job.prompt()
     generation = job.start(caller, prompt)
     if body.stream:

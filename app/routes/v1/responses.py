@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery
 from litestar.response.base import ASGIResponse
@@ -25,7 +27,8 @@ async def create_response(
 ) -> ASGIResponse:
     """Answer an input, as a whole or as a stream."""
     body = await read_body(request, ResponseRequest)
-    job = ResponseJob(services.api, body, new_id(), received_at(request))
+    # In a thread: checking a large schema takes a while.
+    job = await asyncio.to_thread(ResponseJob, services.api, body, new_id(), received_at(request))
     generation, item_id = await StoredChats(services.api).start(caller, job)
     if body.stream:
         return ApiStream(job.stream(generation, item_id), generation)
