@@ -225,6 +225,8 @@ async def _watched(chats: Chats, watchers: Watchers, sizes: Sizes) -> Row:
         on = number % 4 in (1, 2)
         brought = await watchers.watch(chats.streams if on else [])
         events, num_bytes = events + brought["events"], num_bytes + brought["bytes"]
+        while not all(bool(one.watchers) is on for one in chats.turns):
+            await asyncio.sleep(0.05)
         await asyncio.sleep(sizes.settle_s)
         busy = time.process_time()
         itl[on].append(await chats.itl_ms(sizes.window_s))
