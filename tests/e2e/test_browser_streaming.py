@@ -35,7 +35,7 @@ def streams_of(page: Page) -> tuple[list[Request], list[Request]]:
 
     page.on("request", note(asked))
     for end in ("requestfinished", "requestfailed"):
-        page.on(end, note(ended))  # type: ignore[call-overload]
+        page.on(end, note(ended))
     return asked, ended
 
 
