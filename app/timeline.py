@@ -88,13 +88,13 @@ def latency_line(latency: Latency) -> str:
 def _steps(latency: Latency) -> list[Step]:
     steps = [Step(kind="queue", name="Queued", time=_ms(latency.queue_ms))]
     if latency.restored_tokens:
-        detail = (
-            f"{_tokens(latency.restored_tokens)}, {latency.restore_bytes / 1024:,.0f} KiB"
-            f" ({latency.restore_method}); disk {_ms(latency.restore_io_ms)},"
-            f" computing {_ms(latency.restore_compute_ms)}"
-        )
         steps.append(
-            Step(kind="restore", name="Restored", time=_ms(latency.restore_ms), detail=detail)
+            Step(
+                kind="restore",
+                name="Restored",
+                time=_ms(latency.restore_ms),
+                detail=_restore_detail(latency),
+            )
         )
     read = [f"{latency.new_tokens:,} new"]
     if latency.recomputed_tokens:
@@ -129,6 +129,20 @@ def _steps(latency: Latency) -> list[Step]:
         detail = "for other chats, and came back"
         steps.append(Step(kind="preempted", name=name, time="", detail=detail))
     return steps
+
+
+def _restore_detail(latency: Latency) -> str:
+    """What came back, how, and where the time went, beside what was expected."""
+    parts = [
+        f"{_tokens(latency.restored_tokens)}, {latency.restore_bytes / 1024:,.0f} KiB",
+        f"disk {_ms(latency.restore_io_ms)}, computing {_ms(latency.restore_compute_ms)}",
+    ]
+    if latency.restore_predicted_ms is not None:
+        predicted, took = latency.restore_predicted_ms, latency.restore_ms
+        parts.append(f"predicted {_ms(predicted)}, took {_ms(took)}")
+    if latency.restore_plan:
+        parts.append(f"layers: {latency.restore_plan}")
+    return "; ".join(parts)
 
 
 def _spans(latency: Latency) -> list[Span]:

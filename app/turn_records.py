@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.messages import Done, EngineInfo, Failed
+from engine.messages import Done, Failed
 from sessions.records import EndStatus, Latency, Message
 
 TOO_BUSY = "The server was too busy to take this question."
@@ -56,9 +56,7 @@ class Outcome:
     latency: Latency | None = None
 
 
-def outcome_of(
-    end: Done | Failed | None, info: EngineInfo, server_ttft_ms: float | None
-) -> Outcome:
+def outcome_of(end: Done | Failed | None, server_ttft_ms: float | None) -> Outcome:
     """From the engine's last word, None if the server's end came first."""
     match end:
         case None:
@@ -72,12 +70,7 @@ def outcome_of(
         case Failed(reason=reason):
             return Outcome("failed", error=reason)
         case Done(finish=finish, stats=stats):
-            plan = ""
-            if stats.restore_method:
-                plan = f"{info.checkpoint_method}: {info.checkpoint_reason}"
-            latency = Latency(
-                **msgspec.structs.asdict(stats), server_ttft_ms=server_ttft_ms, restore_plan=plan
-            )
+            latency = Latency(**msgspec.structs.asdict(stats), server_ttft_ms=server_ttft_ms)
             return Outcome(
                 "stopped" if finish == "cancelled" else "complete", finish, None, latency
             )

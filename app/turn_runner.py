@@ -82,7 +82,7 @@ class TurnRunner:
         except asyncio.CancelledError:
             logger.info("turn %s is cut off", live.turn_id)
         server_ttft_ms = None if first_token_at is None else (first_token_at - received_at) * 1e3
-        outcome = outcome_of(end, self._engine.info, server_ttft_ms)
+        outcome = outcome_of(end, server_ttft_ms)
         try:
             await self._store_end(live, outcome)
             await self._after_end(live.chat_id)

@@ -172,6 +172,8 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_restored_tokens: int = 0  # of prefix_tokens: read from its checkpoint by this turn
     prefix_computed_tokens: int = 0  # of prefix_tokens: computed by this turn
     preemptions: int = 0
+    restore_plan: str = ""  # how many layers came back in which way; "" when nothing was restored
+    restore_predicted_ms: float | None = None  # of restore_ms; None: nothing was measured before
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):

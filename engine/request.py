@@ -117,6 +117,8 @@ class Request(Work):
         self.restore_compute_ms = 0.0
         self.restore_bytes = 0
         self.restore_method = ""
+        self.restore_plan = ""
+        self.restore_predicted_ms: float | None = None
         self.resident_tokens = 0
         self.restored_tokens = 0
         self.recomputed_tokens = 0
@@ -166,6 +168,8 @@ class Request(Work):
             prefix_restored_tokens=self.prefix_restored_tokens,
             prefix_computed_tokens=self.prefix_computed_tokens,
             preemptions=self.preemptions,
+            restore_plan=self.restore_plan,
+            restore_predicted_ms=self.restore_predicted_ms,
         )
 
 

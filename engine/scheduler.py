@@ -233,6 +233,8 @@ class Scheduler:
         work.restore_compute_ms = job.compute_s * 1e3
         work.restore_bytes = job.bytes_read
         work.restore_method = "+".join(sorted(job.methods))
+        work.restore_plan = job.plan
+        work.restore_predicted_ms = job.predicted.total_ms if job.predicted else None
 
     def _prefill_from(self, work: Work, todo: list[tuple[int, int]]) -> None:
         work.todo = todo

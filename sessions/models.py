@@ -255,6 +255,7 @@ class TurnLatency(Base):
     preemptions: Mapped[int]
     server_ttft_ms: Mapped[float | None]
     restore_plan: Mapped[str] = mapped_column(Text)
+    restore_predicted_ms: Mapped[float | None]
 
 
 class ChatToForget(Base):

@@ -284,8 +284,9 @@ class Latency:
     prefix_restored_tokens: int = 0
     prefix_computed_tokens: int = 0
     preemptions: int = 0
-    server_ttft_ms: float | None = None  # server's receipt to first token put on the stream
     restore_plan: str = ""
+    restore_predicted_ms: float | None = None
+    server_ttft_ms: float | None = None  # server's receipt to first token put on the stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,8 @@ def stats(**changes: object) -> TurnStats:
         "recomputed_tokens": 0,
         "new_tokens": 20,
         "batch_size": 2.5,
+        "restore_plan": "3 recompute + 1 hidden + 26 kv",
+        "restore_predicted_ms": 36.4,
     }
     return TurnStats(**(values | changes))  # type: ignore[arg-type]
 

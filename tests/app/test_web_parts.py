@@ -21,7 +21,7 @@ from app.turn_records import history_of, outcome_of
 from engine.errors import QueueFull
 from engine.messages import Failed, FailureKind
 from sessions.records import Latency, Message, TurnLatency
-from tests.app.fake_engine import FakeEngine, stats
+from tests.app.fake_engine import stats
 
 NOW = datetime(2026, 3, 1, 10, 2, tzinfo=UTC)
 
@@ -143,7 +143,7 @@ def test_a_title_ends_at_a_word() -> None:
 def test_a_failed_turn_is_told_in_a_sentence(
     kind: FailureKind, reason: str, status: str, says: str
 ) -> None:
-    outcome = outcome_of(Failed(request_id="r", kind=kind, reason=reason), FakeEngine().info, None)
+    outcome = outcome_of(Failed(request_id="r", kind=kind, reason=reason), None)
     assert (outcome.status, outcome.error) == (status, says)
 
 
@@ -165,6 +165,20 @@ def test_the_line_under_an_answer() -> None:
     assert latency_line(unknown) == "recomputed 7 tokens"
     never_left_the_queue = replace(unknown, prefill_ms=0.0)
     assert [len(timelines_of([one])) for one in (unknown, never_left_the_queue)] == [1, 0]
+
+
+def test_a_restore_is_shown_beside_what_it_was_predicted_to_take() -> None:
+    def detail(**changes: object) -> str:
+        [timeline] = timelines_of([latency(**changes)])
+        return next(step.detail for step in timeline.steps if step.kind == "restore")
+
+    assert detail() == (
+        "1,204 tokens, 4 KiB; disk 20 ms, computing 15 ms; predicted 36 ms, took 38 ms; "
+        "layers: 3 recompute + 1 hidden + 26 kv"
+    )
+    assert detail(restore_predicted_ms=None, restore_plan="kv") == (
+        "1,204 tokens, 4 KiB; disk 20 ms, computing 15 ms; layers: kv"
+    )
 
 
 def test_the_line_tells_a_shared_prompt_from_one_that_this_turn_brought() -> None:

@@ -54,7 +54,7 @@ class Listed:
 
     def predict(self, parts: Iterable[RestoredPart]) -> Prediction | None:
         self.restored.append(list(parts))
-        return None
+        return Prediction(12.5, 10.0, 2.5)
 
 
 Planned = Callable[..., Harness]
@@ -132,7 +132,9 @@ def test_what_a_restore_is_predicted_for(
     history += harness.ids(answer(harness, [], history, []))
     make_engine.close(harness)
     harness = make_engine(disk=tmp_path)
-    answer(harness, history, random_ids(5, 4), [])
+    stats = harness.done(answer(harness, history, random_ids(5, 4), [])).stats
+    assert stats.restore_plan == "1 recompute + 1 hidden + 1 kv, hidden"
+    assert stats.restore_predicted_ms == 12.5
     row = 4 * 128  # bytes of one row of hidden states, of K, or of V
     # 1 layer in full, 1 projected from its output, 1 copied; then 3 projected, the first from the
     # embedding; then the partial stripe by the first plan again
@@ -293,6 +295,22 @@ def test_cancelled_at_every_stage_of_a_restore(
         harness.run()
     request = answer(harness, history, new, PREFIX)
     assert harness.ids(request) == oracle.greedy(PREFIX + history + new, 12)
+
+
+def test_preempted_chats_come_back(planned: Planned, oracle: Oracle, tmp_path: Path) -> None:
+    """More chats than memory holds: some make room in mid-answer, with stripes of a mixed plan."""
+    page = 64 * 3 * 2 * 2 * 64 * 4
+    methods: tuple[LayerMethod, ...] = ("recompute", "hidden", "kv")
+    harness = planned(tmp_path, methods, kv_memory_bytes=10 * page, max_context=500)
+    prompts = [random_ids(50 + 5 * i, 60 + i) for i in range(6)]
+    requests = [
+        harness.submit(p, chat=f"c{i}", prefix=PREFIX, max_tokens=60) for i, p in enumerate(prompts)
+    ]
+    harness.run()
+    assert harness.engine.stats().preemptions > 0
+    assert harness.engine.stats().tokens_restored > 0
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert harness.ids(request) == oracle.greedy(PREFIX + prompt, 60)
 
 
 def test_others_decode_while_layers_run_again(

@@ -37,7 +37,7 @@ def _latency(**changed: object) -> Latency:
 def test_columns_cover_the_engines_statistics() -> None:
     engine = {field.name: field for field in msgspec.structs.fields(TurnStats)}
     ours = {field.name for field in dataclasses.fields(Latency)}
-    assert ours == set(engine) | {"server_ttft_ms", "restore_plan"}
+    assert ours == set(engine) | {"server_ttft_ms"}
     table = models.TurnLatency.__table__
     assert {column.name for column in table.columns} == ours | {"turn_id"}
     for name, field in engine.items():
