@@ -2,8 +2,9 @@
 
 `python tests/e2e/scripted_server.py DATA_DIR MODEL_DIR [PORT]`. A message "Repeat: TEXT" is
 answered with TEXT; "Hold: PHASE" stays in that phase, 60 of 120 tokens done, until it is stopped,
-which takes a while; any other one is answered with a long answer in markdown, a word at a time. Of
-several answers at once, all but the first begin with "Candidate" and their number.
+which takes a while; any other one is answered with a long answer in markdown, a word at a time,
+slowly for "Take your time". Of several answers at once, all but the first begin with "Candidate"
+and their number.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ from sessions.migrate import upgrade
 
 REPEAT = "Repeat: "
 HOLD = "Hold: "
+SLOWLY = "Take your time"
 PHASES: tuple[Phase, ...] = ("queued", "restoring", "reading")
 PAUSE_S = 0.015
+LONG_PAUSE_S = 0.15  # between words: the answer does not end before it is stopped
 STOP_S = 1.0
 LONG_ANSWER = """# An answer with everything
 
@@ -109,6 +112,8 @@ class ScriptedEngine:
         asked = self._tokenizer.decode(turn.new_ids).removesuffix(after_text)
         repeated = asked.partition(REPEAT)[2]
         said, pause_s = (repeated, 0.002) if repeated else (LONG_ANSWER, PAUSE_S)
+        if SLOWLY in asked:
+            pause_s = LONG_PAUSE_S
         if turn.candidate:
             said = f"Candidate {turn.candidate}. {said}"
         if turn.answered:  # an answer that is gone on with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import Page, expect
 
 from tests.e2e.pages import DONE, RUNNING, begin
-from tests.e2e.scripted_server import REPEAT
+from tests.e2e.scripted_server import REPEAT, SLOWLY
 from tests.e2e.test_browser_a11y import Axe, axe
 
 __all__ = ["axe"]  # the fixture
@@ -26,7 +26,7 @@ def test_branches_candidates_and_queue_are_clean(axe: tuple[Page, Axe]) -> None:
     page.click(".edit__send")
     expect(page.locator(RUNNING)).to_have_count(0)
     look("versions, long message")
-    page.fill("#composer-text", "Tell me everything")
+    page.fill("#composer-text", SLOWLY)
     page.select_option(".composer__answers select", "2")
     page.press("#composer-text", "Enter")
     page.wait_for_selector(".candidates h1")

@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.e2e.pages import ANSWER, DONE, RUNNING, begin, say, shown
-from tests.e2e.scripted_server import LONG_ANSWER, REPEAT
+from tests.e2e.scripted_server import LONG_ANSWER, REPEAT, SLOWLY
 
 Contexts = Callable[..., tuple[BrowserContext, Any]]
 FIELD = "#composer-text"
@@ -28,7 +28,7 @@ def send(page: Page, text: str) -> None:
 
 
 def test_one_message_waits_and_is_sent_when_the_answer_ends(page: Page) -> None:
-    begin(page, "Tell me everything")
+    begin(page, SLOWLY)
     page.wait_for_selector(f"{RUNNING} h1")
     send(page, f"{REPEAT}first thought")
     expect(page.locator(".queued__text")).to_have_text(f"{REPEAT}first thought")
@@ -43,6 +43,7 @@ def test_one_message_waits_and_is_sent_when_the_answer_ends(page: Page) -> None:
     page.reload()
     expect(page.locator(".queued__text")).to_have_text(f"{REPEAT}second thought")
     page.fill(FIELD, "typed meanwhile")
+    page.keyboard.press("Escape")  # stopping ends the answer, too
     expect(page.locator(DONE)).to_have_count(2)
     assert shown(page, 1) == "secondthought"
     expect(page.locator(".queued")).to_have_count(0)
@@ -55,7 +56,7 @@ def test_a_second_one_is_refused_and_kept(new_context: Contexts) -> None:
     context, trouble = new_context()
     trouble.expected.append(re.compile("status of 409"))
     page = context.new_page()
-    begin(page, "Tell me everything")
+    begin(page, SLOWLY)
     other = context.new_page()
     other.goto(page.url)
     send(page, f"{REPEAT}from this tab")
