@@ -180,13 +180,17 @@ async def test_another_users_state_is_not_found(server: Server, fake_engine: Fak
 
 async def test_not_stored_stays_in_memory(client: AsyncOpenAI, fake_engine: FakeEngine) -> None:
     fake_engine.auto = "Answer"
-    await ask(client, "A secret question that is long enough", store=False)
-    await ask(client, "A secret question that is long enough", store=True)
-    await ask(client, "A secret question that is long enough", store=False)
+    messages: list[Any] = [
+        {"role": "system", "content": "Keep it."},
+        {"role": "user", "content": "A private question that is long enough to be found again"},
+    ]
+    for store in (False, True, False):
+        await client.chat.completions.create(model=MODEL, messages=messages, store=store)
     memory, stored, again = (turn.submit for turn in fake_engine.turns)
     assert memory.chat_id.startswith("m-")
     assert memory.prefix_ids == [], "a prefix would go to disk"
     assert not stored.chat_id.startswith("m-")
+    assert stored.prefix_ids != []
     assert again.chat_id == memory.chat_id
 
 

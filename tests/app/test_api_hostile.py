@@ -156,17 +156,21 @@ def test_damaged_bodies(target: Target, path: str, data: st.DataObject) -> None:
     target.post(path, whole[:cut] + data.draw(st.binary(max_size=8)) + whole[cut + 1 :])
 
 
-@few
-@given(
-    path=st.sampled_from(sorted(BODIES)),
-    depth=st.sampled_from([10, 500, 5_000, 200_000]),
-    opening=st.sampled_from(["[", '{"a":']),
-)
-def test_deep_nesting(target: Target, path: str, depth: int, opening: str) -> None:
-    answer = target.post(path, (opening * depth).encode())
-    assert answer.status_code == 400
-    schema = f'{{"type":"object","properties":{opening * depth}'
-    target.post(path, schema.encode())
+@pytest.mark.parametrize("depth", [10, 500, 5_000, 200_000])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_deep_nesting(target: Target, depth: int, opening: str, closing: str) -> None:
+    deep = opening * depth + "1" + closing * depth
+    chat = json.dumps(CHAT)[:-1]
+    schema = f'{{"type":"object","properties":{{"x":{deep}}}}}'
+    wanted = f'{{"type":"json_schema","json_schema":{{"name":"x","schema":{schema}}}}}'
+    for body in (
+        deep,
+        f'{chat},"prediction":{deep}}}',
+        f'{chat},"response_format":{wanted}}}',
+        f'{chat},"tool_choice":{deep}}}',
+    ):
+        answer = target.post("/chat/completions", body.encode())
+        assert answer.status_code == 400 or depth < 5_000
 
 
 messages = st.lists(
