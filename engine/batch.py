@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -105,4 +105,21 @@ def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
         slots=torch.from_numpy(np.concatenate(slots)),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
         logit_segments=(*decode, *(s for s in prefill if s.wants_logits)),
+    )
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on a device, where they arrive before any later kernel."""
+    if device.type == "cpu":
+        return batch
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    return replace(
+        batch,
+        token_ids=move(batch.token_ids),
+        positions=move(batch.positions),
+        slots=move(batch.slots),
+        logit_rows=move(batch.logit_rows),
     )

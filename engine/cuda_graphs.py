@@ -13,6 +13,7 @@ import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -127,6 +128,13 @@ def with_empty_rows(spans: Spans, first: int, stop: int, states: range) -> Spans
     )
 
 
+class RowRecorder(Protocol):
+    """Takes the inputs of layers, each row to a place of its own; see `Recorder`."""
+
+    def row_targets(self, num_rows: int) -> Tensor: ...
+    def record_at(self, layer: int, hidden: Tensor, targets: Tensor) -> None: ...
+
+
 class DecodeGraphs:
     """Owns the captured steps and the logits that they write. Engine thread only."""
 
@@ -139,8 +147,10 @@ class DecodeGraphs:
         *,
         max_rows: int = MAX_ROWS,
         programs: int | None = None,
+        recorder: RowRecorder | None = None,
     ) -> None:
         """scratch_page: of the cache, held by nobody; programs: as of `DeviceSpans`."""
+        self._recorder = recorder
         self._decoder = decoder
         self._scratch_slot = scratch_page * PAGE_SIZE
         self._capture = capture
@@ -186,6 +196,7 @@ class DecodeGraphs:
             self._logits[: shape.rows],
             self._capture,
             self._programs,
+            self._recorder,
         )
 
 
@@ -201,8 +212,10 @@ class _Graph:
         logits: Tensor,
         capture: Capture,
         programs: int | None,
+        recorder: RowRecorder | None,
     ) -> None:
         self._shape = shape
+        self._recorder = recorder
         self._decoder = decoder
         self._logits = logits
         self._capture = capture
@@ -213,10 +226,10 @@ class _Graph:
         heads, dim = config.num_heads, config.head_dim
         self._scale = dim**-0.5
         cuda = device.type == "cuda"
-        # token ids, positions and slots of each row
-        self._staging = torch.zeros((3, rows), dtype=torch.int64, pin_memory=cuda)
+        # token ids, positions, slots and places in the recorder of each row
+        self._staging = torch.zeros((4, rows), dtype=torch.int64, pin_memory=cuda)
         self._copied = torch.cuda.Event() if cuda else None
-        self._inputs = torch.zeros((3, rows), dtype=torch.int64, device=device)
+        self._inputs = torch.zeros((4, rows), dtype=torch.int64, device=device)
         self._padding = scratch_slot + torch.arange(rows) % PAGE_SIZE
         self._batch = Batch(
             segments=(),
@@ -262,6 +275,8 @@ class _Graph:
         self._staging[2, :used] = batch.slots
         self._staging[:2, used:] = 0
         self._staging[2, used:] = self._padding[used:]
+        if self._recorder is not None:
+            self._staging[3] = self._recorder.row_targets(shape.rows)
         self._inputs.copy_(self._staging, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -274,7 +289,12 @@ class _Graph:
         self._replay()
 
     def _step(self) -> None:
-        self._logits.copy_(self._decoder.forward(self._batch, self._attend, None))
+        record = None if self._recorder is None else self._record
+        self._logits.copy_(self._decoder.forward(self._batch, self._attend, record))
+
+    def _record(self, layer: int, hidden: Tensor) -> None:
+        assert self._recorder is not None, "hidden states are recorded by nobody"
+        self._recorder.record_at(layer, hidden, self._inputs[3])
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, result: Tensor) -> None:
         scale, out, lse = self._scale, self._out, self._lse

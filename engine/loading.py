@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from engine.profile.choice import make_gate, make_plans
 from engine.profile.record import AttentionCosts
 from engine.restoration.checkpoint import CODING, Recorder
 from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.host_copies import HostCopies
 from engine.restoration.leading import LeadingLayers
 from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.restorer import Restorer
@@ -36,10 +36,7 @@ from kernels.threading import configure_torch
 from kernels.triton_spans import AttentionShape
 from kernels.warm_up import warm_up
 
-logger = logging.getLogger(__name__)
-
 MIN_PAGES = 4
-NOTHING_SAVED_ON_CUDA = "chats on a CUDA device are not saved; one that left memory is read again"
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,6 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             f"kv_memory is {num_pages * page_bytes} bytes; this model needs at least "
             f"{MIN_PAGES * page_bytes}"
         )
-    unsaved = "no checkpoint directory is set"
-    if on_cuda:
-        if store is not None:
-            logger.warning(NOTHING_SAVED_ON_CUDA)
-        store, unsaved = None, NOTHING_SAVED_ON_CUDA
     own_limit = geometry.max_position_embeddings
     fits = (num_pages - 2) * PAGE_SIZE  # prefix and chat each end inside a page
     context_length = min(config.max_context or own_limit, own_limit, fits)
@@ -89,9 +81,9 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     # on CUDA one page more, for what is left over in captured steps
     cache = KVCache(geometry.num_layers, num_pages + on_cuda, heads, head_dim, dtype, device)
     gate = _gate(config, geometry, dtype, device)
-    if on_cuda:
-        width, kv_width = geometry.hidden_size, heads * head_dim
-        plans: Plans = OnePlan(choose_plan("recompute", geometry.num_layers, width, kv_width))
+    if on_cuda:  # nothing of a restore is measured there
+        sizes = (geometry.num_layers, geometry.hidden_size, heads * head_dim)
+        plans: Plans = OnePlan(choose_plan(config.checkpoint_method, *sizes))
     else:
         plans = make_plans(config, weights)
     plan = plans.plan(0, 0)
@@ -106,11 +98,19 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             geometry.hidden_size,
             context_length,
             config.staging_bytes,
+            HostCopies(device) if on_cuda else None,
         )
 
     def make_graphs(decoder: Decoder) -> DecodeGraphs:
         rows = min(MAX_ROWS, config.max_batch)
-        return DecodeGraphs(decoder, context_length, num_pages, CudaCapture(), max_rows=rows)
+        return DecodeGraphs(
+            decoder,
+            context_length,
+            num_pages,
+            CudaCapture(),
+            max_rows=rows,
+            recorder=recorder,
+        )
 
     runner = ModelRunner(weights, cache, recorder, gate, make_graphs if on_cuda else None)
     if on_cuda:
@@ -130,7 +130,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             geometry.hidden_size, heads * head_dim, dtype.itemsize
         ),
         checkpoint_method=plan.name if store is not None else "recompute",
-        checkpoint_reason=plan.reason if store is not None else unsaved,
+        checkpoint_reason=plan.reason if store is not None else "no checkpoint directory is set",
         fingerprint=weights.fingerprint.hex(),
         load_ms=(time.perf_counter() - began) * 1e3,
     )

@@ -7,16 +7,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from engine.batch import Batch, Segment, build_batch
+from engine.batch import Batch, Segment, build_batch, moved
 from engine.cuda_graphs import DecodeGraphs
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import IdDigest, Sequence
 from engine.model.attention import Gate, StepAttention
-from engine.model.decoder import Decoder
+from engine.model.decoder import Decoder, Record
 from engine.model.weights import Weights
 
 if TYPE_CHECKING:
@@ -34,12 +33,7 @@ class ModelRunner:
         gate: Gate,
         make_graphs: Callable[[Decoder], DecodeGraphs] | None = None,
     ) -> None:
-        """make_graphs: for decode steps to run as captured graphs; no recorder sees them.
-
-        Raises ValueError for a recorder together with graphs.
-        """
-        if recorder is not None and make_graphs is not None:
-            raise ValueError("hidden states are not recorded while captured graphs run")
+        """make_graphs: for decode steps to run as captured graphs, with the same recorder."""
         self.decoder = Decoder(weights, cache)
         self.graphs = None if make_graphs is None else make_graphs(self.decoder)
         self.prefix_tokens_shared = 0
@@ -56,6 +50,11 @@ class ModelRunner:
         `batch.logit_segments`, valid until the next run. Sequences' `num_computed` is the caller's
         to advance.
         """
+        return self._run(decode, prefill, self._recorder)
+
+    def _run(
+        self, decode: Seq[Segment], prefill: Seq[Segment], recorder: Recorder | None
+    ) -> tuple[Batch, Tensor]:
         batch = build_batch(decode, prefill)
         attention = self._attention
         if attention is None or not attention.advance(batch):
@@ -63,22 +62,24 @@ class ModelRunner:
                 batch, self._config.num_heads, self._config.head_dim, self._gate
             )
         self.prefix_tokens_shared += attention.shared_tokens
-        logits = None if self.graphs is None else self.graphs.run(batch, attention)
-        if logits is not None:
-            return batch, logits
-        on_device = batch if self._device.type == "cpu" else _moved(batch, self._device)
-        if self._recorder is None:
-            return batch, self.decoder.forward(on_device, attention, None)
+        if recorder is None:
+            return batch, self._logits(batch, attention, None)
         from engine.restoration.checkpoint import Span  # not needed where nothing is recorded
 
         spans = [
             Span(s.seq, s.start, s.end, row)
             for s, row in zip(batch.segments, batch.first_rows, strict=True)
         ]
-        self._recorder.begin_step(spans)
-        logits = self.decoder.forward(on_device, attention, self._recorder.record)
-        self._recorder.end_step(spans)
+        recorder.begin_step(spans)
+        logits = self._logits(batch, attention, recorder.record)
+        recorder.end_step(spans)
         return batch, logits
+
+    def _logits(self, batch: Batch, attention: StepAttention, record: Record | None) -> Tensor:
+        logits = None if self.graphs is None else self.graphs.run(batch, attention)
+        if logits is None:
+            logits = self.decoder.forward(moved(batch, self._device), attention, record)
+        return logits
 
     def warm_up(self, page: int) -> None:
         """Run a prompt and a decode step, for what is compiled at its first use on CUDA.
@@ -88,20 +89,5 @@ class ModelRunner:
         seq = Sequence("warm-up", [0] * PAGE_SIZE, 0, IdDigest())
         seq.page_ids = [page]
         last = Segment(seq, (), PAGE_SIZE - 1, PAGE_SIZE, True)
-        self.run([], [replace(last, start=0)])
-        self.run([last], [])
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on a CUDA device, where they arrive before any later kernel."""
-
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.pin_memory().to(device, non_blocking=True)
-
-    return replace(
-        batch,
-        token_ids=move(batch.token_ids),
-        positions=move(batch.positions),
-        slots=move(batch.slots),
-        logit_rows=move(batch.logit_rows),
-    )
+        self._run([], [replace(last, start=0)], None)
+        self._run([last], [], None)

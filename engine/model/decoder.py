@@ -106,19 +106,20 @@ class Decoder:
     def restore(self, layer: int, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write one layer's K/V of rows whose hidden states came back.
 
-        hidden [n, hidden_size], the layer's input before its norm; positions, slots int64 [n].
+        hidden [n, hidden_size], the layer's input before its norm; positions, slots int64 [n]; on
+        the CPU or on the model's device.
         """
         w = self.weights
-        weights = w.layers[layer]
+        weights, device = w.layers[layer], w.embedding.device
         k_cache, v_cache = self.cache.k[layer], self.cache.v[layer]
         restore_kv(
-            hidden,
+            hidden.to(device),
             None if w.config.family.norm_after else weights.attention_norm,
             w.config.rms_norm_eps,
             weights.kv,
             w.cos_sin,
-            positions,
-            slots,
+            positions.to(device),
+            slots.to(device),
             k_cache,
             v_cache,
             weights.k_norm,

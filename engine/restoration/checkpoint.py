@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import Sequence
 from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.host_copies import HostCopies, Ready
 from engine.restoration.plan import LayerMethod, Plans
 
 CODING = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -56,7 +58,9 @@ class Recorder:
         hidden_size: int,
         context_length: int,
         budget_bytes: int,
+        copies: HostCopies | None = None,
     ) -> None:
+        """copies: where the cache is on a CUDA device; the staging buffers are there too then."""
         self.stripes_dropped = 0
         self.plans = plans
         self._cache = cache
@@ -72,7 +76,10 @@ class Recorder:
         count = budget_bytes // 2 // buffer_bytes if hidden else 0
         if hidden and count == 0:
             raise ValueError(f"staging of {budget_bytes} bytes holds no stripe of {buffer_bytes}")
-        self._staging = torch.empty((count, hidden, PAGE_SIZE, hidden_size), dtype=self._dtype)
+        # and one more, for rows of captured steps that have none
+        self._staging = torch.empty(
+            (count + 1, hidden, PAGE_SIZE, hidden_size), dtype=self._dtype, device=cache.kv.device
+        )
         self._flat = self._staging.view(-1, hidden_size) if hidden else self._staging
         self._free = list(range(count))
         self._slots: dict[Sequence, dict[int, _Slot]] = {}  # by the owner's stripe
@@ -81,12 +88,18 @@ class Recorder:
         self._ended: deque[tuple[int | None, int, bool]] = deque()  # from the writer thread
         self._rows: Tensor | None = None
         self._target: Tensor | None = None
+        self._targets: Tensor | None = None  # of all rows of this step, on the device
+        self._copies = copies
+        # on their way to the host, to be given to the store
+        self._copying: deque[tuple[Callable[..., None], list[Tensor], Ready]] = deque()
 
     # -- while a step runs ---------------------------------------------------------------------
 
     def begin_step(self, spans: Seq[Span]) -> None:
         """Give every token of this step its row in a staging buffer."""
         self._collect()
+        self._hand_over()
+        self._targets = None
         if not self._layer_index:
             return
         rows: list[npt.NDArray[np.int64]] = []
@@ -120,8 +133,26 @@ class Recorder:
         index = self._layer_index.get(layer)
         if index is None or self._rows is None or self._target is None:
             return
+        if self._copies is not None:
+            if self._targets is None:
+                self._targets = self.row_targets(len(hidden)).to(hidden.device)
+            self.record_at(layer, hidden, self._targets)
+            return
         source = hidden if len(self._rows) == len(hidden) else hidden[self._rows]
         self._flat.index_copy_(0, self._target + index * PAGE_SIZE, source)
+
+    def row_targets(self, num_rows: int) -> Tensor:
+        """Where `record_at` puts each row of this step, int64 [num_rows]; some go to no buffer."""
+        targets = torch.full((num_rows,), self._flat.shape[0] - PAGE_SIZE * len(self._layer_index))
+        if self._rows is not None and self._target is not None:
+            targets[self._rows] = self._target
+        return targets
+
+    def record_at(self, layer: int, hidden: Tensor, targets: Tensor) -> None:
+        """Stage the input of a layer by `row_targets`, on the device; may be captured."""
+        index = self._layer_index.get(layer)
+        if index is not None:
+            self._flat.index_copy_(0, targets + index * PAGE_SIZE, hidden)
 
     def end_step(self, spans: Seq[Span]) -> None:
         """Hand the stripes that became full to the writer."""
@@ -136,11 +167,13 @@ class Recorder:
         stripe, rows = divmod(seq.num_computed, PAGE_SIZE)
         if rows and seq.num_computed > seq.num_saved:
             self._submit(seq, stripe, rows)
+        self._hand_over()
         if seq in self._slots:
             self._idle[seq] = None
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """The sequence was cut to `num_tokens`; rows staged beyond are void."""
+        self._hand_over()
         slots = self._slots.get(seq, {})
         page, rows = divmod(num_tokens, PAGE_SIZE)
         stripe = _stripe(seq, page)
@@ -166,6 +199,7 @@ class Recorder:
 
     def drop(self, seq: Sequence) -> None:
         """The sequence gives up its memory; its buffers return."""
+        self._hand_over()
         self._idle.pop(seq, None)
         for slot in self._slots.pop(seq, {}).values():
             self._free.append(slot.index)
@@ -196,7 +230,7 @@ class Recorder:
             return
         plan = self.plans.plan(seq.position - seq.offset, seq.offset + start + rows)
         hidden_layers, kv_layers = plan.hidden_layers, plan.kv_layers
-        partial = rows < PAGE_SIZE
+        is_partial = rows < PAGE_SIZE
         staged = self._slots.get(seq, {}).get(_stripe(seq, page))
         if hidden_layers and (staged is None or staged.rows < rows):
             # Its first tokens came by a copy of their K/V, or no buffer was free: their hidden
@@ -208,7 +242,7 @@ class Recorder:
         for layer in hidden_layers:
             assert staged is not None, "hidden states that were not staged are to be saved"
             chunk = self._staging[staged.index, self._layer_index[layer], :rows]
-            if partial:
+            if is_partial:
                 chunk = chunk.clone()  # the rows may change while the writer reads
                 in_flight += chunk.nbytes
             methods[layer] = "hidden"
@@ -221,7 +255,7 @@ class Recorder:
             methods |= dict.fromkeys(kv_layers, "kv")
             buffers.extend(copied)
         slot_index: int | None = None
-        if staged is not None and not partial:
+        if staged is not None and not is_partial:
             slot_index = self._slots[seq].pop(_stripe(seq, page)).index
         if self._in_flight_bytes + in_flight > self._budget // 2:
             self.stripes_dropped += 1
@@ -239,16 +273,27 @@ class Recorder:
         def done(durable: bool) -> None:
             ended.append((slot_index, in_flight, durable))
 
-        self._store.append(
+        append = partial(
+            self._store.append,
             owner=seq.owner,
             fingerprint=self._fingerprint,
             start=seq.offset + start,
             parent_digest=seq.digest_before(page).value,
             ids=seq.array(start, start + rows),
             chunks=[(layer, method, CODING[self._dtype]) for layer, method in methods.items()],
-            payload=[buffer.reshape(-1).view(torch.uint8).numpy() for buffer in buffers],
             done=done,
         )
+        if self._copies is None:
+            append(payload=_bytes(buffers))
+        else:
+            self._copying.append((append, *self._copies.start(buffers)))
+
+    def _hand_over(self) -> None:
+        """Give the store what was copied to the host; that is over by the next step's start."""
+        while self._copying:
+            append, copies, ready = self._copying.popleft()
+            ready.synchronize()
+            append(payload=_bytes(copies))
 
     def _collect(self) -> None:
         """Take back what the writer is done with."""
@@ -257,6 +302,10 @@ class Recorder:
             self._in_flight_bytes -= in_flight
             if slot is not None:
                 self._free.append(slot)
+
+
+def _bytes(buffers: Seq[Tensor]) -> list[npt.NDArray[np.uint8]]:
+    return [buffer.reshape(-1).view(torch.uint8).numpy() for buffer in buffers]
 
 
 def _stripe(seq: Sequence, page: int) -> int:

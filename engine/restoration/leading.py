@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from engine.batch import Segment, build_batch
+from engine.batch import Segment, build_batch, moved
 from engine.memory.prefix_tree import NodeState, PrefixNode
 from engine.memory.sequence import Sequence
 from engine.model.attention import Gate, StepAttention
@@ -39,8 +39,9 @@ class LeadingLayers:
         hidden_size], each valid until the next is asked for.
         """
         batch = build_batch([], [Segment(seq, tuple(path), start, end, False)])
-        yield self.decoder.embed(batch.token_ids)
+        on_device = moved(batch, self.decoder.weights.embedding.device)
+        yield self.decoder.embed(on_device.token_ids)
         if num_layers:
             config = self.decoder.weights.config
             attention = StepAttention(batch, config.num_heads, config.head_dim, self._gate)
-            yield from self.decoder.leading(batch, attention, num_layers)
+            yield from self.decoder.leading(on_device, attention, num_layers)

@@ -1,12 +1,11 @@
 """The engine's choices for a CUDA device, on one that is really the CPU.
 
 Weights, cache and kernels are the CPU's; what is the device's is all that the engine does otherwise
-there: captured decode steps, a cache with a spare page, no checkpoints, and measured memory.
+there: captured decode steps, a cache with a spare page, staging beside it, and measured memory.
 """
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine import devices, loading
 from engine.config import EngineConfig
@@ -30,6 +30,24 @@ from tests.engine.harness import Harness, HarnessFactory, random_ids
 PREFIX = random_ids(130, 1)
 
 
+class _LateCopies:
+    """Copies that hold nothing until they are waited for."""
+
+    def __init__(self, device: object) -> None:
+        pass
+
+    @staticmethod
+    def start(tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
+        sources = [tensor.clone() for tensor in tensors]
+        copies = [torch.full_like(tensor, float("nan")) for tensor in tensors]
+
+        def synchronize() -> None:
+            for copy, source in zip(copies, sources, strict=True):
+                copy.copy_(source)
+
+        return copies, SimpleNamespace(synchronize=synchronize)
+
+
 @pytest.fixture
 def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     fake: Any = SimpleNamespace(type="cuda")
@@ -42,6 +60,7 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "resolve_device", lambda name: fake)
     monkeypatch.setattr(loading, "KVCache", Cache)
     monkeypatch.setattr(loading, "load_weights", lambda *given: load_weights(*given[:-1]))
+    monkeypatch.setattr(loading, "HostCopies", _LateCopies)
     monkeypatch.setattr(loading, "CudaCapture", lambda: lambda run: run)
     monkeypatch.setattr(loading, "DecodeGraphs", partial(DecodeGraphs, programs=6))
 
@@ -75,22 +94,44 @@ def test_captured_steps_answer_as_the_cpu_engine(
     assert harness.engine.runner.decoder.cache.k[0].shape[0] == (pool.num_pages + 1) * 64
 
 
-@pytest.mark.usefixtures("pretend_cuda")
-def test_nothing_is_saved_and_that_is_said(
-    make_engine: HarnessFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        harness = make_engine(disk=tmp_path)
-    assert loading.NOTHING_SAVED_ON_CUDA in caplog.messages
-    info = harness.engine.info
-    assert (info.checkpoint_method, info.checkpoint_reason) == (
-        "recompute",
-        loading.NOTHING_SAVED_ON_CUDA,
-    )
-    harness.submit(random_ids(100, 1))
+def _converse(make_engine: HarnessFactory, disk: Path | None, method: str) -> list[list[int]]:
+    """Chats that decode together, then come back to another engine; saved on disk if there is."""
+    options: dict[str, Any] = {"disk": disk, "checkpoint_method": method} if disk else {}
+    harness = make_engine(**options)
+    news = [random_ids(30 + 40 * i, 10 + i) for i in range(3)]
+    requests = [
+        harness.submit(new, chat=f"c{i}", prefix=PREFIX, max_tokens=50)
+        for i, new in enumerate(news)
+    ]
     harness.run()
-    assert harness.store is not None
-    assert harness.store.stripes_written == 0
+    answers = [harness.ids(request) for request in requests]
+    make_engine.close(harness)
+    harness = make_engine(**options)
+    for i, (new, answer) in enumerate(zip(news, list(answers), strict=True)):
+        history = new + answer
+        request = harness.submit(
+            random_ids(9, 20 + i), chat=f"c{i}", prefix=PREFIX, history=history,
+            computed=len(history) - 1,
+        )  # fmt: skip
+        harness.run()
+        answers.append(harness.ids(request))
+        if disk:
+            stats = harness.done(request).stats
+            assert (stats.restored_tokens, stats.recomputed_tokens) == (len(history) - 1, 0)
+            assert stats.prefix_restored_tokens == (len(PREFIX) if i == 0 else 0)
+    if disk:
+        assert harness.engine.stats().stripes_dropped == 0
+    return answers
+
+
+@pytest.mark.parametrize("method", ["hidden", "kv"])
+def test_what_captured_steps_saved_is_restored(
+    make_engine: HarnessFactory, request: pytest.FixtureRequest, tmp_path: Path, method: str
+) -> None:
+    """Staged on the device, copied beside the steps, read by the writer when the copy is there."""
+    expected = _converse(make_engine, None, method)
+    request.getfixturevalue("pretend_cuda")
+    assert _converse(make_engine, tmp_path, method) == expected
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from engine.cuda_graphs import (
     power_of_two,
     with_empty_rows,
 )
-from engine.model_runner import ModelRunner
 from kernels.spans import Spans
 from tests.engine.graph_world import World, tiny_weights
 
@@ -193,10 +191,3 @@ def test_shapes_are_rounded_up() -> None:
     assert padded.num_keys.tolist() == [100, 1, 0, 0]
     assert with_empty_rows(spans, 2, 2, range(1)) is spans
     assert np.array_equal(padded.pages, spans.pages)
-
-
-def test_a_recorder_and_graphs_are_refused() -> None:
-    weights: Any = tiny_weights("cpu")
-    other: Any = object()
-    with pytest.raises(ValueError, match="not recorded"):
-        ModelRunner(weights, World(weights, True, None).cache, other, other, other)
