@@ -11,6 +11,8 @@ import jsonschema_rs
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.messages import MEMORY_ONLY, Delta, SamplingParams, Submit
 from engine.model.constraints import Constraint, Grammars
@@ -256,3 +258,45 @@ def test_chats_of_memory_only_leave_nothing_on_disk(
     assert harness.store.flush(timeout_s=5)
     assert harness.store.bytes_used > 0
     assert not any("m-" in path.name for path in tmp_path.rglob("*"))
+
+
+options = st.fixed_dictionaries(
+    {
+        "sampling": st.fixed_dictionaries(
+            {
+                "temperature": st.sampled_from([0.0, 1e-6, 0.7, 2.0]),
+                "top_p": st.sampled_from([1e-6, 0.3, 1.0]),
+                "presence_penalty": st.sampled_from([-2.0, 0.0, 2.0]),
+                "frequency_penalty": st.sampled_from([-2.0, 0.0, 2.0]),
+                "seed": st.sampled_from([0, -(2**63), 2**63 - 1]),
+                "max_tokens": st.sampled_from([1, 3, 6]),
+                "stop": st.sampled_from([(), ("a",), ("\n", "the"), ("\U0001f600",)]),
+            }
+        ),
+        "candidate": st.integers(0, 7),
+        "top_logprobs": st.sampled_from([None, 0, 20]),
+        "logit_bias": st.dictionaries(
+            st.integers(0, 258), st.sampled_from([-100.0, 0.5, 100.0]), max_size=4
+        ),
+        "grammar": st.sampled_from(
+            ["", json_grammar({"type": "object"}), json_grammar({"enum": ["a", 1]})]
+        ),
+    }
+)
+
+
+def test_any_options_end_well_and_wedge_nothing(make_engine: HarnessFactory) -> None:
+    harness = make_engine()
+
+    @settings(max_examples=25, deadline=None, database=None)
+    @given(batch=st.lists(options, min_size=1, max_size=4), seed=st.integers(0, 5))
+    def check(batch: list[dict[str, Any]], seed: int) -> None:
+        requests = [submit(harness, random_ids(20, seed), **dict(one)) for one in batch]
+        harness.run()
+        for request_id in requests:
+            assert harness.done(request_id).finish in ("eos", "stop", "length")
+
+    check()
+    last = submit(harness, random_ids(40, 1))
+    harness.run()
+    assert harness.done(last).stats.tokens_out == 8
