@@ -165,3 +165,34 @@ async def test_a_long_message_is_shown_in_part(browser: Browser, server: Server)
     assert "message__body--long" in browser.page
     assert "Show all 3,000 characters" in text_of(browser.page)
     assert texts(browser.page)[0] == text.strip(), "all of it is there"
+
+
+async def test_nobody_else_can_do_anything_with_a_message(
+    browser: Browser, server: Server, web_settings: Settings
+) -> None:
+    chat_id = await new_chat(browser, server, "Mine alone", "uno")
+    [(question_id, _, _), (answer_id, _, _)] = messages(browser.page)
+    turn_id = server.engine.turns[0].submit.request_id
+    before = rows(web_settings, "SELECT id, active_leaf_id FROM chat"), len(server.engine.turns)
+    async with server.browser() as nobody, server.browser() as stranger:
+        await new_chat(stranger, server, "a chat of their own", "x")
+        engine_turns = len(server.engine.turns)
+        for other in (nobody, stranger):
+            for path in (
+                f"/messages/{question_id}/edit",
+                f"/messages/{answer_id}/again",
+                f"/messages/{answer_id}/retry",
+                f"/messages/{answer_id}/continue",
+                f"/messages/{answer_id}/select",
+                f"/chats/{chat_id}/carry-over",
+                f"/chats/{chat_id}/queued/withdraw",
+                f"/chats/{chat_id}/queued/send",
+            ):
+                for htmx in (False, True):
+                    refused = await other.post(path, {"edited": "x", "text": "x"}, htmx=htmx)
+                    assert refused.status_code == 404, path
+                    assert "Mine alone" not in refused.text
+            for path in (f"/messages/{answer_id}/text", f"/turns/{turn_id}/candidates"):
+                assert (await other.get(path)).status_code == 404
+        assert len(server.engine.turns) == engine_turns
+    assert rows(web_settings, "SELECT id, active_leaf_id FROM chat")[:1] == before[0]
