@@ -8,7 +8,7 @@ from typing import Any
 
 from sessions.clock import Clock
 from sessions.database import Database
-from sessions.queries import api_keys, api_responses, api_states
+from sessions.queries import api_conversations, api_keys, api_responses, api_states
 from sessions.records import (
     ApiConversation,
     ApiItem,
@@ -170,13 +170,13 @@ class ApiRepository:
     ) -> ApiConversation:
         now = self._clock.now()
         return await self._database.write(
-            lambda db: api_responses.create_conversation(db, user_id, items, labels, now)
+            lambda db: api_conversations.create_conversation(db, user_id, items, labels, now)
         )
 
     async def conversation(self, user_id: str, conversation_id: str) -> ApiConversation | None:
         """None when there is no such conversation or it is another user's."""
         async with self._database.read() as db:
-            return await api_responses.conversation(db, user_id, conversation_id)
+            return await api_conversations.conversation(db, user_id, conversation_id)
 
     async def change_conversation(
         self,
@@ -187,7 +187,7 @@ class ApiRepository:
     ) -> bool:
         """New items that wait, new labels; False when it was changed meanwhile."""
         return await self._database.write(
-            lambda db: api_responses.change_conversation(
+            lambda db: api_conversations.change_conversation(
                 db,
                 known,
                 chat_id=known.chat_id,
@@ -204,12 +204,12 @@ class ApiRepository:
         """
         now = self._clock.now()
         return await self._database.write(
-            lambda db: api_responses.leave_chat(db, known, items, now)
+            lambda db: api_conversations.leave_chat(db, known, items, now)
         )
 
     async def delete_conversation(self, user_id: str, conversation_id: str) -> bool:
         """False when there is no such conversation of this user."""
         now = self._clock.now()
         return await self._database.write(
-            lambda db: api_responses.delete_conversation(db, user_id, conversation_id, now)
+            lambda db: api_conversations.delete_conversation(db, user_id, conversation_id, now)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,6 +18,7 @@ from engine.messages import Delta, Done, Failed, FinishReason, Submit, TokenLogp
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 10.0
+CLOSE_S = 5.0
 SHUTTING_DOWN = "The server is shutting down."
 
 
@@ -181,4 +183,6 @@ class Generations:
         for one in running:
             if one.error is None:
                 one.error = ApiError(SHUTTING_DOWN, status=503, kind="server_error")
-        await asyncio.gather(*(one.cancel() for one in running), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):  # an engine that hangs is ended soon anyway
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*(one.cancel() for one in running), return_exceptions=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.api.chat_completions import ChatCompletion, ChatCompletionRequest
+from app.api.chat_shapes import ChatCompletion, ChatCompletionRequest
 from app.api.conversations import (
     Conversation,
     ConversationChange,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from app.api.chat_completions import token_logprobs
+from app.api.chat_shapes import token_logprobs
 from app.api.errors import ApiError, error_json
 from app.api.generation import Answer, Generation
 from app.api.items import Input, item_json, output_text

@@ -11,7 +11,7 @@ import msgspec
 
 from app.api.errors import ApiError, invalid, not_found
 from app.api.generation import Generation
-from app.api.items import changed_meanwhile, item_of, items_of, key_of, prompt_message
+from app.api.items import item_of, items_of, key_of, prompt_message
 from app.api.keys import Caller
 from app.api.messages import check_text
 from app.api.responses import ConversationRef, ResponseJob, response_json
@@ -278,38 +278,6 @@ class StoredChats:
         """The messages that came with a response's request."""
         path = await self._repository.path(response.chat_id, response.message_id)
         return path[-1 - response.num_inputs : -1]
-
-    # Conversations
-
-    async def conversation_items(self, found: ApiConversation) -> list[Message | ApiItem]:
-        """All items, those that no answer has followed last."""
-        path: Sequence[Message] = ()
-        if found.chat_id is not None and found.leaf_id is not None:
-            path = await self._repository.path(found.chat_id, found.leaf_id)
-        return [*path, *found.items]
-
-    async def add_items(self, found: ApiConversation, items: Sequence[ApiItem]) -> None:
-        """Raises ApiError when another request was faster."""
-        if not await self._repository.change_conversation(found, items=[*found.items, *items]):
-            raise changed_meanwhile()
-
-    async def remove_item(self, found: ApiConversation, item_id: str) -> None:
-        """Take an item out; what follows it begins another chat. Raises ApiError, TurnRunning."""
-        everything = await self.conversation_items(found)
-        if item_id not in (one.id for one in everything):
-            raise not_found("item", f"msg_{item_id}", "item_id")
-        left = [one for one in found.items if one.id != item_id]
-        if len(left) < len(found.items):
-            changed = await self._repository.change_conversation(found, items=left)
-        else:
-            kept = [one for one in everything if one.id != item_id]
-            items = [
-                replace(item_of(one), id=new_id()) if isinstance(one, Message) else one
-                for one in kept
-            ]
-            changed = await self._repository.leave_chat(found, items)
-        if not changed:
-            raise changed_meanwhile()
 
     async def warm(self, caller: Caller, base: Base) -> int:
         """Have a kept chat's state brought back; how many tokens that is."""

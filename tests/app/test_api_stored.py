@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import openai
@@ -158,7 +159,7 @@ async def test_another_user_sees_nothing(
 
 
 async def test_deleted_response_takes_its_chat_along(
-    client: AsyncOpenAI, fake_engine: FakeEngine, web_settings: Settings
+    server: Server, client: AsyncOpenAI, fake_engine: FakeEngine, web_settings: Settings
 ) -> None:
     fake_engine.auto = "Yes."
     first = await client.responses.create(model=MODEL, input="One?")
@@ -175,6 +176,11 @@ async def test_deleted_response_takes_its_chat_along(
     assert deleted() == [(1, "api")]
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(second.id)
+    repository = server.app.state.repository
+    assert await repository.purge_deleted(datetime.now(UTC) + timedelta(days=1)) == 1
+    with closing(sqlite3.connect(web_settings.database_path)) as db:
+        for table in ("chat", "message", "turn", "api_response"):
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
 
 async def test_conversation(client: AsyncOpenAI, fake_engine: FakeEngine) -> None:

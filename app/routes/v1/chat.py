@@ -8,7 +8,8 @@ from litestar import post
 from litestar.response.base import ASGIResponse
 
 from app.api.bodies import read_body
-from app.api.chat_completions import ChatCompletionRequest, ChatJob
+from app.api.chat_completions import ChatJob
+from app.api.chat_shapes import ChatCompletionRequest
 from app.api.requests import ApiRequest
 from app.api.sse import ApiStream, ClientGone, while_connected
 from app.routes.v1.common import UseCaller, json_answer, nobody_there

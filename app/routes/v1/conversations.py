@@ -19,6 +19,7 @@ from app.api.errors import not_found
 from app.api.items import changed_meanwhile, item_json, items_of, key_of, page_of
 from app.api.requests import ApiRequest
 from app.api.stored import StoredChats
+from app.api.stored_items import StoredItems
 from app.routes.v1.common import UseCaller, json_answer
 from app.routes.v1.responses import page_options
 from app.services import UseServices
@@ -84,7 +85,7 @@ async def list_items(
     """The messages of a conversation, by default the latest first."""
     stored = StoredChats(services.api)
     found = await stored.conversation(caller, conversation_id, "conversation_id")
-    items = [any_item_json(one) for one in await stored.conversation_items(found)]
+    items = [any_item_json(one) for one in await StoredItems(services.repository).all(found)]
     count, descending = page_options(limit, order)
     return json_answer(page_of(items, limit=count, after=after, descending=descending))
 
@@ -98,7 +99,7 @@ async def add_items(
     stored = StoredChats(services.api)
     found = await stored.conversation(caller, conversation_id, "conversation_id")
     items = items_of(body.items, "items", services.settings.max_message_chars)
-    await stored.add_items(found, items)
+    await StoredItems(services.repository).add(found, items)
     made = [item_json(item) for item in items]
     return json_answer(page_of(made, limit=len(made), after=None, descending=False))
 
@@ -114,7 +115,7 @@ async def get_item(
     stored = StoredChats(services.api)
     found = await stored.conversation(caller, conversation_id, "conversation_id")
     key = key_of(item_id, "msg_", "item", "item_id")
-    for item in await stored.conversation_items(found):
+    for item in await StoredItems(services.repository).all(found):
         if item.id == key:
             return json_answer(any_item_json(item))
     raise not_found("item", item_id, "item_id")
@@ -130,7 +131,8 @@ async def delete_item(
     """Take one message out of a conversation."""
     stored = StoredChats(services.api)
     found = await stored.conversation(caller, conversation_id, "conversation_id")
-    await stored.remove_item(found, key_of(item_id, "msg_", "item", "item_id"))
+    key = key_of(item_id, "msg_", "item", "item_id")
+    await StoredItems(services.repository).remove(found, key)
     changed = await stored.conversation(caller, conversation_id, "conversation_id")
     return json_answer(conversation_of(changed))
 
