@@ -189,6 +189,7 @@ class Engine:
 
     def idle_tick(self) -> None:
         """Housekeeping while nothing runs: chats idle for long give their pages back."""
+        self._grammars.prepare()
         self._last_step = now()
         self.scheduler.resident.evict_older_than(now() - self._config.idle_evict_s)
 

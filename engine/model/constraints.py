@@ -25,16 +25,23 @@ class Grammars:
         self._chat_tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(eos_token_ids)
-        self._tokenizer: LLTokenizer | None = None  # made for the first grammar
+        self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def prepare(self) -> LLTokenizer:
+        """The vocabulary as grammars need it; making it takes a fifth of a second, once."""
+        if self._tokenizer is None:
+            pieces = _Pieces(self._chat_tokenizer, self._vocab_size, self._eos[0])
+            self._tokenizer = LLTokenizer(
+                TokenizerWrapper(pieces), n_vocab=self._vocab_size, eos_token=list(self._eos)
+            )
+        return self._tokenizer
 
     def constraint(self, grammar: str) -> Constraint:
         """A fresh constraint at the grammar's start. Raises ValueError if it is not valid."""
         matcher = self._compiled.get(grammar)
         if matcher is None:
-            if self._tokenizer is None:
-                self._tokenizer = self._make_tokenizer()
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            matcher = LLMatcher(self.prepare(), grammar, log_level=0)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
             self._compiled[grammar] = matcher
@@ -42,12 +49,6 @@ class Grammars:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return Constraint(matcher.deep_copy(), self._vocab_size, self._eos)
-
-    def _make_tokenizer(self) -> LLTokenizer:
-        pieces = _Pieces(self._chat_tokenizer, self._vocab_size, self._eos[0])
-        return LLTokenizer(
-            TokenizerWrapper(pieces), n_vocab=self._vocab_size, eos_token=list(self._eos)
-        )
 
 
 class Constraint:

@@ -342,3 +342,27 @@ async def test_warm_goes_by_name_too(server: Server, fake_engine: FakeEngine) ->
     assert fake_engine.warmed[0].chat_id == submit.chat_id
     assert fake_engine.warmed[0].history_ids == [*submit.new_ids, *b"Yes."]
     assert warmed["known_tokens"] == len(path_ids(submit)) + 4
+
+
+async def test_cut_off_by_a_crash_is_a_failed_response(
+    server: Server, client: AsyncOpenAI, fake_engine: FakeEngine
+) -> None:
+    stream = await client.responses.create(model=MODEL, input="Hi", stream=True)
+    created = await anext(stream)
+    assert created.type == "response.created"
+    await fake_engine.next_turn(0)
+    assert (await client.responses.retrieve(created.response.id)).status == "in_progress"
+    with pytest.raises(openai.ConflictError):
+        await client.responses.create(
+            model=MODEL, input="On", previous_response_id=created.response.id
+        )
+    await server.app.state.repository.interrupt_running()  # as the next start does
+    read = await client.responses.retrieve(created.response.id)
+    assert read.status == "failed"
+    assert read.error is not None
+    await stream.close()
+    fake_engine.auto = "Yes."
+    again = await client.responses.create(
+        model=MODEL, input="On", previous_response_id=created.response.id
+    )
+    assert again.output_text == "Yes."
