@@ -1,20 +1,20 @@
-"""A chat that comes back after a restart: time to its first token by every restore method.
+"""Chats that come back after a restart: time to their first token by every restore method.
 
 Each method has a data directory and an engine of its own; the engine that saves ends before the
-one that resumes starts (`auto` starts from a copy of the directory of the method that it chose, as
-they would write the same bytes). The shared prefix is brought back first, as a running server has
-it; then the chat comes back cold, in rounds that take the methods in turn, at the disk's own speed
-and throttled. Every first answer after the restart is compared with that of a chat that was never
-evicted, every later one with the first.
+one that resumes starts. `auto` has one for each disk speed, told that speed (its own as measured
+through the chunk store), so that its planner chooses for it. The shared prefix is brought back
+first, as a running server has it; then a chat comes back cold, in rounds that take the methods in
+turn, at the disk's own speed and throttled. Every first answer after the restart is compared with
+that of a chat that was never evicted, every later one with the first.
 
 `restore_ms`: until the history's K/V are back; `ttft_ms`: the returning turn's first token, from
-the engine's receipt. `predicted_ms` is a first, simple model: the larger of bytes over the raw
-bandwidth and of compute that was measured apart from the rounds (the recording turn's prefill for
-`recompute`, the first restore after the restart for the others); it knows no fill and drain, and
-not that reader threads and engine share the cores. `lower_bound_ms`: the best plan by brute force
-at the raw bandwidth and the packed-GEMM peak of this run; `floor_share` is the same bound for the
-row's own plan over its `restore_ms`. `recompute` reads nothing: it is measured at the disk's own
-speed only, and its rows at other speeds repeat that figure (`--quick`: that after the restart).
+the engine's receipt. `plan`: how many layers came back in which way, from the stripes that were
+read. `predicted_ms`: what the planner predicted for them before they were read; for the methods
+that are not planned, what the same cost model says of their layers. `lower_bound_ms`: the best plan
+by brute force at the raw bandwidth and the packed-GEMM peak of this run; `floor_share` is the same
+bound for the row's own layers over its `restore_ms`. `recompute` reads nothing: it is measured at
+the disk's own speed only, and its rows at other speeds repeat that figure (`--quick`: that after
+the restart).
 """
 
 from __future__ import annotations
@@ -33,195 +33,228 @@ from benchmarks import machine
 from benchmarks.floors import RestoreCosts, kv_bytes_per_token
 from benchmarks.geometry import make_mha_model
 from benchmarks.machine import Peak, RawDisk
-from benchmarks.report import Options, Refused, Row, progress, run
-from benchmarks.resuming import Chat, Side, Turn, check_turn
+from benchmarks.profiling import measure_store, settle, throttled
+from benchmarks.report import Options, Row, progress, run
+from benchmarks.restored import floor_s, plan_text
+from benchmarks.resuming import Chat, Return, Side, Turn, check_turn
 from benchmarks.texts import default_prefix_ids, text_ids
-from engine.config import CheckpointMethod
+from engine.config import CheckpointMethod, EngineConfig
 from engine.devices import resolve_dtype
 from engine.model.model_config import ModelConfig, read_model_config
 from engine.model.tokenizer import ChatTokenizer
-from engine.restoration.plan import choose_plan
+from engine.profile.record import DiskRead
+from engine.restoration.plan import RestoredPart
+from engine.restoration.planner import Planner
 from kernels.threading import configure_torch
 
-METHODS: tuple[CheckpointMethod, ...] = ("recompute", "kv", "hidden", "auto")
+Speed = int | None  # 10^6 bytes a second, throttled; None: the disk's own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """What is measured; lengths in tokens."""
 
-    tokens: int  # of the chat's own history
+    tokens: tuple[int, ...]  # of the chats' own histories
+    mha_tokens: tuple[int, ...]  # with multi-head attention; empty: it is left out
     max_prefix: int  # the default assistant's prompt is cut to this
-    mbps: tuple[int, ...]  # throttled speeds, 10^6 bytes a second
+    mbps: tuple[int, ...]  # throttled speeds
     rounds: int  # at the disk's own speed
     throttled_rounds: int
     recompute_rounds: int  # 0: the first one after the restart counts
     raw_bytes: int
-    mha: bool
 
 
 QUICK = Sizes(
-    tokens=2600,
+    tokens=(2600,),
+    mha_tokens=(),
     max_prefix=256,
     mbps=(125, 500),
-    rounds=3,
+    rounds=2,
     throttled_rounds=1,
     recompute_rounds=0,
-    raw_bytes=128 << 20,
-    mha=False,
+    raw_bytes=64 << 20,
 )
 FULL = Sizes(
-    tokens=2600,
+    tokens=(256, 1024, 2600, 6000),
+    mha_tokens=(256, 1024, 2600),
     max_prefix=4096,
     mbps=(125, 500),
     rounds=7,
     throttled_rounds=5,
     recompute_rounds=3,
     raw_bytes=512 << 20,
-    mha=True,
 )
-
-
-Turns = dict[CheckpointMethod, list[Turn]]
 
 
 class ModelRun:
     """All rows of one model."""
 
     def __init__(
-        self, model_dir: Path, dtype: torch.dtype, sizes: Sizes, disk: RawDisk, directory: Path
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        tokens: Sequence[int],
+        sizes: Sizes,
+        raw: RawDisk,
+        store: DiskRead,
+        directory: Path,
     ) -> None:
+        """store: reads of a chunk store below `directory`."""
         self.config: ModelConfig = read_model_config(model_dir)
         self.name = model_dir.name
-        self.dtype, self.sizes, self.disk = dtype, sizes, disk
+        self.dtype, self.sizes, self.raw = dtype, sizes, raw
+        self.speeds: tuple[Speed, ...] = (None, *sizes.mbps)
         tokenizer = ChatTokenizer(model_dir)
-        self.chat = Chat(
-            prefix=default_prefix_ids(tokenizer)[: sizes.max_prefix],
-            history=text_ids(tokenizer, sizes.tokens, skip=11),
-            new=tokenizer.user_ids("What was it that we talked about first?", first=False),
-        )
-        dtype_name = "bf16" if dtype == torch.bfloat16 else "fp32"
-        self.sides = [
-            Side(model_dir, dtype_name, method, directory / method, self.chat) for method in METHODS
+        prefix = default_prefix_ids(tokenizer)[: sizes.max_prefix]
+        new = tokenizer.user_ids("What was it that we talked about first?", first=False)
+        self.chats = [
+            Chat(prefix, text_ids(tokenizer, count, skip=11 * i), new)
+            for i, count in enumerate(tokens, start=1)
         ]
-        self.first: dict[CheckpointMethod, Turn] = {}  # after the restart
-        self.kl: dict[CheckpointMethod, float] = {}
-        self.plans: dict[CheckpointMethod, str] = {}  # the checkpoint of every layer
-        self.turns: dict[int | None, Turns] = {}  # by throttled speed, None: the disk's own
+
+        def side(method: CheckpointMethod, speed: Speed = None) -> Side:
+            name = method if speed is None else f"{method} for {speed} MB/s"
+            config = EngineConfig(
+                model_dir=str(model_dir),
+                model_name=model_dir.name,
+                dtype="bf16" if dtype == torch.bfloat16 else "fp32",
+                checkpoint_method=method,
+                share_prefix="always",  # nobody is there to share with
+                profile_path=str(directory / "profile.json"),
+                disk=throttled(store, speed and speed * 1e6),
+            )
+            return Side(name, directory / name.replace("/", "-"), config, self.config.num_layers)
+
+        self.recompute, self.kv, self.hidden = side("recompute"), side("kv"), side("hidden")
+        self.auto = {speed: side("auto", speed) for speed in self.speeds}
+        self.first: dict[tuple[Side, str], Return] = {}  # after the restart
+        self.kl: dict[tuple[Side, str], float] = {}
+        self.turns: dict[tuple[Speed, str, Side], list[Return]] = {}
 
     def run(self) -> None:
         """Save, restart, check and measure. Raises Refused."""
         with ExitStack() as stack:
-            for side in self.sides:
+            for side in self._sides():
                 stack.callback(side.close)
-            reference = self._save()
-            self._restart(reference)
-            for mbps in (None, *self.sizes.mbps):
-                self.turns[mbps] = self._measure(mbps)
-                self.disk.probe(2)
+            references = self._save()
+            self._restart(references)
+            self.planners = {speed: self._planner(self.auto[speed]) for speed in self.speeds}
+            for speed in self.speeds:
+                for chat in self.chats:
+                    self._measure(speed, chat)
+                self.raw.probe(2)
 
     def rows(self, peak: Peak) -> list[Row]:
-        """A row for each disk speed and method."""
+        """A row for each disk speed, history and method."""
         return [
-            self._row(side, mbps, turns, peak)
-            for mbps, turns in self.turns.items()
-            for side in self.sides
+            self._row(speed, chat, side, peak)
+            for speed in self.speeds
+            for chat in self.chats
+            for side in self._sides_at(speed)
         ]
 
-    def _save(self) -> Turn:
-        kv_bytes = kv_bytes_per_token(self.config, self.dtype.itemsize)
-        reference: Turn | None = None
-        c = self.config
-        kv_size = c.num_kv_heads * c.head_dim
-        saved: dict[tuple[str, ...], Side] = {}  # by the methods of all layers
-        for side in self.sides:
-            plan = choose_plan(side.method, c.num_layers, c.hidden_size, kv_size).methods
-            if plan in saved:
-                side.copy(saved[plan])
-                continue
-            saved[plan] = side
-            progress(f"{self.name}: saving {len(self.chat.history)} tokens, {side.method}")
-            side.open(kv_bytes)
-            side.save()
-            if side.method == "recompute":
-                reference = side.stay()
+    def _sides(self) -> list[Side]:
+        return [self.recompute, self.kv, self.hidden, *self.auto.values()]
+
+    def _sides_at(self, speed: Speed) -> list[Side]:
+        return [self.recompute, self.kv, self.hidden, self.auto[speed]]
+
+    def _planner(self, side: Side) -> Planner:
+        plans = side.engine.plans
+        assert isinstance(plans, Planner), f"{side.name} has no figures to plan from"
+        return plans
+
+    def _save(self) -> dict[str, Turn]:
+        """What every method must answer, by chat. `recompute` has nothing to save."""
+        references: dict[str, Turn] = {}
+        for side in (self.kv, self.hidden, *self.auto.values()):
+            progress(f"{self.name}: saving, {side.name}")
+            side.open(self.chats, kv_bytes_per_token(self.config, self.dtype.itemsize))
+            if side is self.auto[None]:
+                self.undisturbed = settle(side.config, self.config)
+            references |= side.save(self.chats, stay=side is self.kv)
             side.close()
-        assert reference is not None, "no method keeps the chat resident"
-        return reference
+        return references
 
-    def _restart(self, reference: Turn) -> None:
-        for side in self.sides:
-            progress(f"{self.name}: restarting, {side.method}")
-            side.open(kv_bytes_per_token(self.config, self.dtype.itemsize))
-            self.plans[side.method] = side.engine.info.checkpoint_method
-            side.warm_prefix()
-            turn = side.resume(None)
-            what = f"{self.name}, {side.method} after a restart"
-            self.kl[side.method] = check_turn(what, turn, reference, self.dtype)
-            self.first[side.method] = turn
+    def _restart(self, references: dict[str, Turn]) -> None:
+        for side in self._sides():
+            progress(f"{self.name}: restarting, {side.name}")
+            side.open(self.chats, kv_bytes_per_token(self.config, self.dtype.itemsize))
+            side.warm_prefix(self.chats[0])
+            for chat in self.chats:
+                turn = side.resume(chat, None)
+                what = f"{self.name}, {chat.id}, {side.name} after a restart"
+                self.kl[side, chat.id] = check_turn(what, turn, references[chat.id], self.dtype)
+                self.first[side, chat.id] = turn
 
-    def _measure(self, mbps: int | None) -> Turns:
-        progress(f"{self.name}: coming back, disk at {mbps or 'its own'} MB/s")
-        rate = None if mbps is None else mbps * 1e6
-        turns: Turns = {side.method: [] for side in self.sides}
-        for number in range(self.sizes.rounds if rate is None else self.sizes.throttled_rounds):
-            for side in self.sides if number % 2 else reversed(self.sides):
-                if side.method != "recompute":
-                    turns[side.method].append(side.resume(rate))
-                elif mbps is None and number < self.sizes.recompute_rounds:
-                    turns[side.method].append(side.resume(None))
-        for method, taken in turns.items():
+    def _measure(self, speed: Speed, chat: Chat) -> None:
+        progress(f"{self.name}: {chat.id}, disk at {speed or 'its own'} MB/s")
+        rate = None if speed is None else speed * 1e6
+        sides = self._sides_at(speed)
+        turns: dict[Side, list[Return]] = {side: [] for side in sides}
+        for number in range(self.sizes.rounds if speed is None else self.sizes.throttled_rounds):
+            for side in sides if number % 2 else reversed(sides):
+                if side is not self.recompute:
+                    turns[side].append(side.resume(chat, rate))
+                elif speed is None and number < self.sizes.recompute_rounds:
+                    turns[side].append(side.resume(chat, None))
+        for side, taken in turns.items():
             for turn in taken:
-                check_turn(f"{self.name}, {method}", turn, self.first[method], self.dtype)
-        if mbps is not None:
-            turns["recompute"] = self.turns[None]["recompute"]
-        elif not turns["recompute"]:
-            turns["recompute"] = [self.first["recompute"]]
-        return turns
+                what = f"{self.name}, {chat.id}, {side.name}"
+                check_turn(what, turn, self.first[side, chat.id], self.dtype)
+            self.turns[speed, chat.id, side] = taken
+        if speed is not None:
+            again = self.turns[None, chat.id, self.recompute]
+            self.turns[speed, chat.id, self.recompute] = again
+        elif not turns[self.recompute]:
+            self.turns[None, chat.id, self.recompute] = [self.first[self.recompute, chat.id]]
 
-    def _row(self, side: Side, mbps: int | None, all_turns: Turns, peak: Peak) -> Row:
-        turns, raw = all_turns[side.method], self.disk.bytes_per_s
-        recompute_ms = statistics.median(t.ttft_ms for t in all_turns["recompute"])
-        bandwidth = raw if mbps is None else min(raw, mbps * 1e6)
-        costs = RestoreCosts.of(
+    def _row(self, speed: Speed, chat: Chat, side: Side, peak: Peak) -> Row:
+        turns, raw = self.turns[speed, chat.id, side], self.raw.bytes_per_s
+        recomputed = self.turns[speed, chat.id, self.recompute]
+        bandwidth = raw if speed is None else min(raw, speed * 1e6)
+        whole = RestoredPart(len(chat.prefix), len(chat.history), 0, 0, 0, 0)
+        restore_ms = statistics.median(turn.restore_s for turn in turns) * 1e3
+        ttft_ms = statistics.median(turn.ttft_ms for turn in turns)
+        last = turns[-1]
+        predicted_ms = last.stats.restore_predicted_ms
+        if predicted_ms is None:
+            predicted_ms = self.planners[speed].predict(last.parts).total_ms
+        floor_ms = (
+            floor_s([(self._costs(part, peak, bandwidth), part) for part in last.parts]) * 1e3
+        )
+        return {
+            "model": self.name,
+            "tokens": len(chat.history),
+            "prefix": len(chat.prefix),
+            "disk_mbps": round(bandwidth / 1e6),
+            "throttled": speed is not None,
+            "method": side.method,
+            "plan": plan_text(last.parts),
+            "restore_ms": round(restore_ms, 1),
+            "ttft_ms": round(ttft_ms, 1),
+            "bytes": last.stats.restore_bytes,
+            "predicted_ms": round(predicted_ms, 2),
+            "lower_bound_ms": round(self._costs(whole, peak, bandwidth).lower_bound() * 1e3, 2),
+            "floor_share": round(floor_ms / restore_ms, 3),
+            "io_ms": round(statistics.median(t.stats.restore_io_ms for t in turns), 1),
+            "compute_ms": round(statistics.median(t.stats.restore_compute_ms for t in turns), 1),
+            "first_ttft_ms": round(self.first[side, chat.id].ttft_ms, 1),
+            "ttft_vs_recompute": round(
+                statistics.median(t.ttft_ms for t in recomputed) / ttft_ms, 2
+            ),
+            "kl": float(f"{self.kl[side, chat.id]:.2g}"),
+        }
+
+    def _costs(self, part: RestoredPart, peak: Peak, bytes_per_s: float) -> RestoreCosts:
+        return RestoreCosts.of(
             self.config,
             self.dtype.itemsize,
             peak.flops_per_s,
-            bandwidth,
-            prefix=len(self.chat.prefix),
-            num_tokens=len(self.chat.history),
+            bytes_per_s,
+            prefix=part.start,
+            num_tokens=part.num_tokens,
         )
-        first = self.first[side.method].stats
-        compute_s = first.restore_compute_ms / 1e3
-        if side.method == "recompute":
-            compute_s = side.recompute_s_per_token * len(self.chat.history)
-        restore_ms = statistics.median(turn.restore_s for turn in turns) * 1e3
-        ttft_ms = statistics.median(turn.ttft_ms for turn in turns)
-        num_bytes = turns[-1].stats.restore_bytes
-        used = self.plans[side.method]
-        layers = [costs.num_layers * (used == name) for name in ("recompute", "hidden", "kv")]
-        if sum(layers) != costs.num_layers:
-            raise Refused(f"{side.method}: the plan {used!r} is of no kind that is known here")
-        return {
-            "model": self.name,
-            "tokens": len(self.chat.history),
-            "prefix": len(self.chat.prefix),
-            "disk_mbps": round(bandwidth / 1e6),
-            "throttled": mbps is not None,
-            "method": side.method,
-            "plan": f"{costs.num_layers} {used}",
-            "restore_ms": round(restore_ms, 1),
-            "ttft_ms": round(ttft_ms, 1),
-            "bytes": num_bytes,
-            "predicted_ms": round(max(num_bytes / bandwidth, compute_s) * 1e3, 1),
-            "lower_bound_ms": round(costs.lower_bound() * 1e3, 1),
-            "floor_share": round(costs.makespan(*layers) * 1e3 / restore_ms, 3),
-            "io_ms": round(statistics.median(t.stats.restore_io_ms for t in turns), 1),
-            "compute_ms": round(statistics.median(t.stats.restore_compute_ms for t in turns), 1),
-            "first_ttft_ms": round(self.first[side.method].ttft_ms, 1),
-            "ttft_vs_recompute": round(recompute_ms / ttft_ms, 2),
-            "kl": float(f"{self.kl[side.method]:.2g}"),
-        }
 
 
 def measure(options: Options, sizes: Sizes | None = None) -> Row:
@@ -234,16 +267,19 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="rejoinder-benchmark-"))
         directory = Path(name)
         progress("raw disk reads, memory bandwidth and GEMM peak")
-        disk = RawDisk(directory, sizes.raw_bytes)
-        stack.callback(disk.close)
-        disk.probe(3)
+        raw = RawDisk(directory, sizes.raw_bytes)
+        stack.callback(raw.close)
+        raw.probe(3)
         peak = machine.measure_peak(dtype, quick=options.quick)
-        runs = [ModelRun(options.model_dir, dtype, sizes, disk, directory / "own")]
+        store = measure_store(directory / "measured")
+        own = directory / "own"
+        runs = [ModelRun(options.model_dir, dtype, sizes.tokens, sizes, raw, store, own)]
         runs[0].run()
-        if sizes.mha:
+        if sizes.mha_tokens:
             progress("making a random model with multi-head attention")
-            mha = make_mha_model(directory, options.model_dir)
-            runs.append(ModelRun(mha, dtype, sizes, disk, directory / "mha"))
+            model = make_mha_model(directory, options.model_dir)
+            mha = directory / "mha"
+            runs.append(ModelRun(model, dtype, sizes.mha_tokens, sizes, raw, store, mha))
             runs[1].run()
         peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
         return {
@@ -252,8 +288,10 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
             "machine": about,
             "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
             "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
-            "raw_disk_mbps": round(disk.bytes_per_s / 1e6, 1),
-            "raw_disk_direct": disk.direct,
+            "raw_disk_mbps": round(raw.bytes_per_s / 1e6, 1),
+            "raw_disk_direct": raw.direct,
+            "store_mbps": round(store.bytes_per_s / 1e6, 1),  # what the own-speed plan rests on
+            "profile_undisturbed": round(min(one.undisturbed for one in runs), 2),
             "rows": [row for one in runs for row in one.rows(peak)],
         }
 

@@ -1,10 +1,10 @@
-"""One server's life as the benchmark sees it: a chat is saved, the engine ends, it comes back."""
+"""One server's life as the benchmark sees it: chats are saved, the engine ends, they come back."""
 
 from __future__ import annotations
 
 import itertools
-import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,26 +15,33 @@ from torch import Tensor
 from benchmarks.agreement import check_logits
 from benchmarks.machine import drop_from_page_cache
 from benchmarks.report import Refused
+from benchmarks.restored import with_recomputed
 from benchmarks.throttle import ThrottledStore
 from engine.config import CheckpointMethod, EngineConfig
 from engine.engine import Engine
+from engine.memory.page_pool import PAGE_SIZE
 from engine.messages import Delta, Done, Failed, FromEngine, SamplingParams, Submit, TurnStats
 from engine.request import Request
-from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.chunk_store import ChunkStore, ReadStream, StripeRef
+from engine.restoration.plan import Plans, RestoredPart
+from engine.restoration.stripes import restored_parts
 from sessions.chunks import ChunkStore as DiskStore
 
-CHAT = "returning"
 ANSWER_TOKENS = 8  # compared, token by token, with those of a chat that was never evicted
 SPARE_TOKENS = 512  # of memory: the other chat, and pages that are not full
 
 
 @dataclass(frozen=True)
 class Chat:
-    """Token ids of the chat that leaves and comes back."""
+    """Token ids of a chat that leaves and comes back."""
 
     prefix: list[int]
     history: list[int]
     new: list[int]
+
+    @property
+    def id(self) -> str:
+        return f"returning-{len(self.history)}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,25 @@ class Turn:
         return self.stats.ttft_ms
 
 
+@dataclass(frozen=True)
+class Return(Turn):
+    """The turn of a chat that was not in memory, and how its history's layers came back."""
+
+    parts: list[RestoredPart]
+
+
+class ObservedStore(ThrottledStore):
+    """A throttled store that remembers what was last read of each owner."""
+
+    def __init__(self, inner: ChunkStore) -> None:
+        super().__init__(inner)
+        self.last_read: dict[str, Sequence[StripeRef]] = {}
+
+    def read(self, owner: str, refs: Sequence[StripeRef], *, budget_bytes: int) -> ReadStream:
+        self.last_read[owner] = refs
+        return super().read(owner, refs, budget_bytes=budget_bytes)
+
+
 class ObservedEngine(Engine):
     """An engine that keeps the logits that it samples from. Driven by one thread, by hand."""
 
@@ -62,6 +88,12 @@ class ObservedEngine(Engine):
         self.events: list[FromEngine] = []
         self.serials = itertools.count()
         super().__init__(config, store, self.events.append)
+
+    @property
+    def plans(self) -> Plans:
+        """Where the plans of its chats come from."""
+        assert self._recorder is not None, "an engine without a store has no plans"
+        return self._recorder.plans
 
     def _answer(self, requests: list[Request], logits: Tensor) -> None:
         if requests:
@@ -105,38 +137,33 @@ class ObservedEngine(Engine):
 
 
 class Side:
-    """One method with a data directory of its own. Saves a chat, restarts, brings it back."""
+    """One method with a data directory of its own. Saves chats, restarts, brings them back."""
 
-    def __init__(
-        self, model_dir: Path, dtype: str, method: CheckpointMethod, directory: Path, chat: Chat
-    ) -> None:
-        self.method = method
-        self.recompute_s_per_token = 0.0  # prefill of the history while it was saved
-        self._chat = chat
+    def __init__(self, name: str, directory: Path, config: EngineConfig, num_layers: int) -> None:
+        """config: but for its memory."""
+        self.name = name
+        self.method: CheckpointMethod = config.checkpoint_method
         self._directory = directory
-        rest = len(chat.history) + len(chat.new) + ANSWER_TOKENS
-        # a prefix may fill at most half of the context, which the memory limits
-        self._tokens = len(chat.prefix) + max(len(chat.prefix), rest) + SPARE_TOKENS
-        self._config = EngineConfig(
-            model_dir=str(model_dir),
-            model_name=model_dir.name,
-            dtype="bf16" if dtype == "bf16" else "fp32",
-            kv_memory_bytes=0,
-            checkpoint_method=method,
-        )
+        self.config = config
+        self._num_layers = num_layers
+        self._stored: dict[str, int] = {}  # tokens of a chat that must come back from disk
         self._engine: ObservedEngine | None = None
-        self._store: ThrottledStore | None = None
+        self._store: ObservedStore | None = None
 
     @property
     def engine(self) -> ObservedEngine:
-        assert self._engine is not None, f"the engine of {self.method} is not open"
+        assert self._engine is not None, f"the engine of {self.name} is not open"
         return self._engine
 
-    def open(self, kv_bytes_per_token: int) -> None:
-        """Start an engine on the data directory."""
-        self._store = ThrottledStore(DiskStore([self._directory], cap_bytes=16 << 30))
-        memory = self._tokens * kv_bytes_per_token
-        config = msgspec.structs.replace(self._config, kv_memory_bytes=memory)
+    def open(self, chats: Sequence[Chat], kv_bytes_per_token: int) -> None:
+        """Start an engine on the data directory, with memory for the longest of the chats."""
+        self._store = ObservedStore(DiskStore([self._directory], cap_bytes=16 << 30))
+        most = 0
+        for chat in chats:
+            rest = len(chat.history) + len(chat.new) + ANSWER_TOKENS
+            # a prefix may fill at most half of the context, which the memory limits
+            most = max(most, len(chat.prefix) + max(len(chat.prefix), rest) + SPARE_TOKENS)
+        config = msgspec.structs.replace(self.config, kv_memory_bytes=most * kv_bytes_per_token)
         self._engine = ObservedEngine(config, self._store)
 
     def close(self) -> None:
@@ -147,53 +174,66 @@ class Side:
             self._store.close()
         self._engine = self._store = None
 
-    def save(self) -> None:
-        """Hold the chat once, so that its state is on disk when this returns."""
-        chat, engine = self._chat, self.engine
-        engine.turn("other", chat.prefix, [], chat.new)  # the prefix, and warm kernels
-        turn = engine.turn(CHAT, chat.prefix, [], chat.history)
-        self.recompute_s_per_token = turn.stats.prefill_ms / 1e3 / len(chat.history)
+    def save(self, chats: Sequence[Chat], *, stay: bool) -> dict[str, Turn]:
+        """Hold each chat once, so that its state is on disk when this returns.
+
+        With `stay`, each chat's returning turn while it is still resident: what every method must
+        equal.
+        """
+        engine = self.engine
+        self.warm_prefix(chats[0])  # and the kernels
+        stayed: dict[str, Turn] = {}
+        for chat in chats:
+            engine.turn(chat.id, chat.prefix, [], chat.history)
+            self._stored[chat.id] = self._to_store(chat)
+            if stay:
+                turn = engine.turn(chat.id, chat.prefix, chat.history, chat.new)
+                if turn.stats.resident_tokens != len(chat.history):
+                    raise Refused("the chat that should be resident is not")
+                stayed[chat.id] = turn
         stats = engine.stats()
         if self._store is None or not self._store.flush(60.0):
-            raise Refused(f"{self.method}: the chat was not written within a minute")
+            raise Refused(f"{self.name}: the chats were not written within a minute")
         if stats.stripes_dropped:
-            raise Refused(f"{self.method}: {stats.stripes_dropped} stripes were dropped")
+            raise Refused(f"{self.name}: {stats.stripes_dropped} stripes were dropped")
+        return stayed
 
-    def copy(self, other: Side) -> None:
-        """Start from what another method saved, because this one would save the same."""
-        shutil.copytree(other._directory, self._directory)
-        self.recompute_s_per_token = other.recompute_s_per_token
-
-    def stay(self) -> Turn:
-        """The returning turn of a chat that is still resident: what every method must equal."""
-        chat = self._chat
-        turn = self.engine.turn(CHAT, chat.prefix, chat.history, chat.new)
-        if turn.stats.resident_tokens != len(chat.history):
-            raise Refused("the chat that should be resident is not")
-        return turn
-
-    def warm_prefix(self) -> None:
+    def warm_prefix(self, chat: Chat) -> None:
         """Bring the shared prefix back, as the first chat of a restarted server does."""
-        self.engine.turn("other", self._chat.prefix, [], self._chat.new)
+        self.engine.turn("other", chat.prefix, [], chat.new)
 
-    def resume(self, bytes_per_s: float | None) -> Turn:
+    def resume(self, chat: Chat, bytes_per_s: float | None) -> Return:
         """The returning turn, cold: K/V from the data directory at this rate, or recomputed."""
-        chat, engine, store = self._chat, self.engine, self._store
+        engine, store = self.engine, self._store
         assert store is not None
-        if CHAT in engine.scheduler.tree.chats:
-            engine.scheduler.resident.evict(CHAT)
+        for resident in engine.scheduler.resident.idle_chats():
+            engine.scheduler.resident.evict(resident)
         store.flush(60.0)
         store.bytes_per_s = bytes_per_s
+        store.last_read.clear()
         drop_from_page_cache(self._directory)
-        turn = engine.turn(CHAT, chat.prefix, chat.history, chat.new)
+        turn = engine.turn(chat.id, chat.prefix, chat.history, chat.new)
         stats, total = turn.stats, len(chat.history)
-        expected = 0 if self.method == "recompute" else total
+        expected = self._stored.get(chat.id, 0)
         if (stats.restored_tokens, stats.recomputed_tokens) != (expected, total - expected):
             raise Refused(
-                f"{self.method}: {stats.restored_tokens} tokens were restored and "
-                f"{stats.recomputed_tokens} recomputed of {total}"
+                f"{self.name}: {stats.restored_tokens} tokens were restored and "
+                f"{stats.recomputed_tokens} recomputed of {total}; {expected} are on disk"
             )
-        return turn
+        refs = store.last_read.get(f"c-{chat.id}", ())
+        parts = restored_parts(refs, len(chat.prefix), self._num_layers)
+        parts = with_recomputed(parts, len(chat.prefix), total, self._num_layers)
+        return Return(turn.ids, turn.logits, stats, turn.restore_s, parts)
+
+    def _to_store(self, chat: Chat) -> int:
+        """Tokens of the history whose stripes hold anything, by the plan each was saved by."""
+        total, stored = len(chat.history), 0
+        for start in range(0, total, PAGE_SIZE):
+            end = min(total, start + PAGE_SIZE)
+            plan = self.engine.plans.plan(len(chat.prefix), end)
+            if plan.hidden_layers or plan.kv_layers:
+                stored += end - start
+        return stored
 
 
 def check_turn(what: str, turn: Turn, reference: Turn, dtype: torch.dtype) -> float:

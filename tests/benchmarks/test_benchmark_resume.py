@@ -9,21 +9,26 @@ import pytest
 from torch import Tensor
 
 from benchmarks import resume
+from benchmarks.floors import RestoreCosts
+from benchmarks.restored import floor_s, plan_text, with_recomputed
 from benchmarks.throttle import ThrottledStore
 from engine.model.decoder import Decoder
+from engine.profile.record import DiskRead
+from engine.restoration.plan import RestoredPart
 
 Quick = Callable[[Callable[..., int]], tuple[int, dict[str, Any] | None, str]]
 
 TINY = resume.Sizes(
-    tokens=200,
+    tokens=(60, 200),
+    mha_tokens=(),
     max_prefix=90,
     mbps=(5,),
     rounds=2,
     throttled_rounds=1,
     recompute_rounds=1,
     raw_bytes=8 << 20,
-    mha=False,
 )
+FAST = DiskRead(bytes_per_s=1e12, first_s=0.0, first_bytes=0)  # whatever the test's disk gives
 ROW = {
     "model": str,
     "tokens": int,
@@ -51,6 +56,7 @@ HIDDEN_BYTES = 200 * 2 * 128 * 4  # the input of layer 0 is the embedding
 @pytest.fixture(autouse=True)
 def _tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "QUICK", TINY)
+    monkeypatch.setattr(resume, "measure_store", lambda directory: FAST)
 
 
 def test_the_last_line_keeps_the_contract(quick: Quick) -> None:
@@ -59,26 +65,63 @@ def test_the_last_line_keeps_the_contract(quick: Quick) -> None:
     assert result is not None
     assert result["raw_disk_mbps"] > 0
     rows = result["rows"]
-    order = ["recompute", "kv", "hidden", "auto"]
-    assert [(row["throttled"], row["method"]) for row in rows] == [
-        (throttled, method) for throttled in (False, True) for method in order
+    assert [(row["throttled"], row["tokens"], row["method"]) for row in rows] == [
+        (throttled, tokens, method)
+        for throttled in (False, True)
+        for tokens in (60, 200)
+        for method in ("recompute", "kv", "hidden", "auto")
     ]
     for row in rows:
         assert {name: type(value) for name, value in row.items()} == ROW
-        assert row["tokens"] == 200
         assert row["prefix"] == 90
         assert 0 < row["restore_ms"] <= row["ttft_ms"] + 50
+        assert row["predicted_ms"] > 0 or not row["throttled"]
         disk_mbps = 5 if row["throttled"] else result["raw_disk_mbps"]
         assert abs(row["disk_mbps"] - disk_mbps) <= 1  # both are rounded
-    bytes_of = {row["method"]: row["bytes"] for row in rows}
-    assert bytes_of["recompute"] == 0
+        if row["method"] != "auto":
+            assert row["plan"] == f"3 {row['method']}"
+    fast = {row["method"]: row for row in rows if row["tokens"] == 200 and not row["throttled"]}
+    slow = {row["method"]: row for row in rows if row["tokens"] == 200 and row["throttled"]}
+    assert slow["recompute"]["bytes"] == 0
     # the last stripe, of 8 tokens, was extended by the answer that was given next
-    assert KV_BYTES <= bytes_of["kv"] <= KV_BYTES * 264 / 200
-    assert HIDDEN_BYTES <= bytes_of["hidden"] <= HIDDEN_BYTES * 264 / 200
-    slow = {row["method"]: row for row in rows if row["throttled"]}
+    assert KV_BYTES <= slow["kv"]["bytes"] <= KV_BYTES * 264 / 200
+    assert HIDDEN_BYTES <= slow["hidden"]["bytes"] <= HIDDEN_BYTES * 264 / 200
     for method in ("kv", "hidden"):
-        assert slow[method]["restore_ms"] >= bytes_of[method] / 5e6 * 1e3 * 0.9
+        read_ms = slow[method]["bytes"] / 5e6 * 1e3
+        assert slow[method]["restore_ms"] >= read_ms * 0.9
         assert slow[method]["restore_ms"] >= slow[method]["lower_bound_ms"]
+        assert slow[method]["predicted_ms"] >= read_ms * 0.9
+    # each planned for its own disk: reads that cost nothing, and reads that cost more than layers
+    assert fast["auto"]["bytes"] > 0
+    assert slow["auto"]["bytes"] < fast["auto"]["bytes"]
+
+
+def part(start: int, tokens: int, recompute: int, hidden: int, kv: int) -> RestoredPart:
+    return RestoredPart(start, tokens, recompute, hidden, kv, 0)
+
+
+def test_layers_of_a_mixed_plan_are_counted_as_they_came_back() -> None:
+    mixed = part(100, 128, 3, 1, 26)
+    assert plan_text([mixed]) == "3 recompute + 1 hidden + 26 kv"
+    whole = with_recomputed([mixed, part(292, 8, 0, 0, 30)], 100, 250, 30)
+    assert whole == [
+        mixed,
+        part(228, 64, 30, 0, 0),
+        part(292, 8, 0, 0, 30),
+        part(300, 50, 30, 0, 0),
+    ]
+    assert plan_text(whole[:2]) == (
+        "3 recompute + 1 hidden + 26 kv for 128 tokens, 30 recompute for 64 tokens"
+    )
+
+
+def test_the_floor_of_a_mixed_plan() -> None:
+    costs = RestoreCosts(30, c_layer=5.0, c_hidden=1.0, io_hidden=4.0, io_kv=2.0)
+    assert floor_s([(costs, part(0, 64, 3, 1, 26))]) == 52.0  # the reads: a free hidden layer
+    assert floor_s([(costs, part(0, 64, 20, 4, 6))]) == 104.0  # the compute
+    # the reads of one part hide behind the compute of another
+    parts = [(costs, part(0, 64, 30, 0, 0)), (costs, part(64, 64, 0, 0, 30))]
+    assert floor_s(parts) == 150.0
 
 
 def test_restored_garbage_is_refused(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
