@@ -15,7 +15,9 @@ from app.api.requests import ApiRequest
 T = TypeVar("T", bound=msgspec.Struct)
 
 _AT = re.compile(r" - at (?:`?key`? in )?`\$\.?(.*)`$", re.DOTALL)
-_FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*?)`")
+_FIELD = re.compile(
+    r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*?)`", re.DOTALL
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -164,7 +164,7 @@ def test_official_client_over_a_restart(
             messages=[{"role": "user", "content": "An object with one number."}],
             response_format={"type": "json_object"},
             seed=7,
-            max_tokens=400,
+            max_tokens=80,
         )
         if anything.choices[0].finish_reason == "stop":
             assert isinstance(json.loads(anything.choices[0].message.content or ""), dict)
