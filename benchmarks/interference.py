@@ -23,6 +23,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.machine import drop_from_page_cache
+from benchmarks.profiling import Profile
 from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.stepping import SteppedEngine, pages_of
 from benchmarks.texts import text_ids
@@ -119,7 +120,8 @@ def _method(options: Options, sizes: Sizes, dtype: torch.dtype, method: Checkpoi
         config.num_layers, config.num_kv_heads, config.head_dim, dtype
     )
     with tempfile.TemporaryDirectory(prefix="rejoinder-benchmark-") as name:
-        directory = Path(name)
+        directory = Path(name) / "chats"
+        directory.mkdir()
         side = SteppedEngine(
             options.model_dir,
             "bf16" if dtype == torch.bfloat16 else "fp32",
@@ -127,7 +129,9 @@ def _method(options: Options, sizes: Sizes, dtype: torch.dtype, method: Checkpoi
             directory,
             pages,
             page_bytes,
+            Profile.begin(Path(name)),
         )
+        plan = side.engine.info.checkpoint_method
         with closing(side):
             for chat in idle:
                 side.begin([chat])
@@ -139,6 +143,7 @@ def _method(options: Options, sizes: Sizes, dtype: torch.dtype, method: Checkpoi
             side.end()
     return {
         "method": method,
+        "plan": plan,
         "running": sizes.running,
         "tokens": sizes.tokens,
         "p99_itl_ms": round(1e3 * percentile(with_s, 99), 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,19 @@ from engine.profile.disk import DiskNotMeasured, measure_disk
 from engine.profile.machine import compute_key
 from engine.profile.record import ComputeCosts, DiskRead
 from sessions.chunks import ChunkStoreError
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Figures of one run, for all its engines."""
+
+    path: Path  # of the file that keeps what engines measure
+    disk: DiskRead
+
+    @classmethod
+    def begin(cls, directory: Path) -> Profile:
+        """Measure the disk; `directory` is the run's own. Raises Refused."""
+        return cls(directory / "profile.json", measure_store(directory / "measured"))
 
 
 def measure_store(directory: Path) -> DiskRead:

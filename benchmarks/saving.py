@@ -3,7 +3,8 @@
 Engines with the same model, one that saves nothing and one for each method, decode the same chats
 in rounds of 64 steps that alternate, so that every chat fills one stripe a round. The writer ends
 what it has between rounds, so that no side pays for another. `ratio`: the median over the rounds of
-the mean step with saving over that without; `p95_ratio` the same of the 95th percentile.
+the mean step with saving over that without; `p95_ratio` the same of the 95th percentile; `plan` is what
+chats of these lengths are saved by, which for `auto` is the planner's choice for this machine.
 `itl_ratio` is the worst ratio of all rows. Refused when a stripe was dropped, or when what lies on
 disk is not what the tokens come to.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import machine
+from benchmarks.profiling import Profile
 from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.stepping import SteppedEngine, pages_of
 from benchmarks.texts import text_ids
@@ -55,7 +57,11 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
     configure_torch()
     sizes = sizes or (QUICK if options.quick else FULL)
     dtype = resolve_dtype(options.dtype)
-    rows = [row for batch in sizes.batches for row in _batch(options, sizes, dtype, batch)]
+    with tempfile.TemporaryDirectory(prefix="rejoinder-benchmark-") as name:
+        profile = Profile.begin(Path(name))
+        rows = [
+            row for batch in sizes.batches for row in _batch(options, sizes, dtype, batch, profile)
+        ]
     return {
         "model": options.model_name,
         "dtype": "bf16" if dtype == torch.bfloat16 else "fp32",
@@ -65,7 +71,9 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
     }
 
 
-def _batch(options: Options, sizes: Sizes, dtype: torch.dtype, batch: int) -> list[Row]:
+def _batch(
+    options: Options, sizes: Sizes, dtype: torch.dtype, batch: int, profile: Profile
+) -> list[Row]:
     """All methods with so many chats."""
     config = read_model_config(options.model_dir)
     tokenizer = ChatTokenizer(options.model_dir)
@@ -90,13 +98,14 @@ def _batch(options: Options, sizes: Sizes, dtype: torch.dtype, batch: int) -> li
             if directory is not None:
                 directory.mkdir()
             side = SteppedEngine(
-                options.model_dir, name, method or "auto", directory, pages, page_bytes
+                options.model_dir, name, method or "auto", directory, pages, page_bytes, profile
             )
             sides[method] = open_.enter_context(closing(side))
         steps = _alternate(sides, chats, sizes, batch)
         for method in METHODS:
             _check_saved(method, sides[method])
-    return [_row(method, batch, steps[None], steps[method]) for method in METHODS]
+        plans = {method: sides[method].engine.info.checkpoint_method for method in METHODS}
+    return [_row(method, plans[method], batch, steps[None], steps[method]) for method in METHODS]
 
 
 def _alternate(
@@ -135,7 +144,7 @@ def _check_saved(method: str, side: SteppedEngine) -> None:
         )
 
 
-def _row(method: str, batch: int, off: list[list[float]], on: list[list[float]]) -> Row:
+def _row(method: str, plan: str, batch: int, off: list[list[float]], on: list[list[float]]) -> Row:
     def ratio(figure: str) -> float:
         pairs = zip(on, off, strict=True)
         if figure == "mean":
@@ -144,6 +153,7 @@ def _row(method: str, batch: int, off: list[list[float]], on: list[list[float]])
 
     return {
         "method": method,
+        "plan": plan,
         "batch": batch,
         "off_ms": round(1e3 * statistics.mean(map(statistics.mean, off)), 3),
         "on_ms": round(1e3 * statistics.mean(map(statistics.mean, on)), 3),

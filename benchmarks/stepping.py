@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.profiling import Profile, settle
 from benchmarks.report import Refused
 from engine.config import CheckpointMethod, EngineConfig
 from engine.engine import Engine
 from engine.memory.page_pool import pages_for
 from engine.messages import Cancel, Failed, FromEngine, SamplingParams, Submit, Warm
+from engine.model.model_config import read_model_config
 from engine.request import State
 from sessions.chunks import ChunkStore
 
@@ -19,7 +21,10 @@ ENDLESS = 1 << 20  # tokens asked for; cancelled before
 
 
 class SteppedEngine:
-    """Owns an engine and its chunk store, without any when no directory is given. One thread."""
+    """Owns an engine and its chunk store, without any when no directory is given. One thread.
+
+    `auto` is the planner's plan, from the profile.
+    """
 
     def __init__(
         self,
@@ -29,6 +34,7 @@ class SteppedEngine:
         directory: Path | None,
         num_pages: int,
         page_bytes: int,
+        profile: Profile,
     ) -> None:
         self.store: ChunkStore | None = None
         if directory is not None:
@@ -36,18 +42,21 @@ class SteppedEngine:
         self._events: list[FromEngine] = []
         self._serials = itertools.count()
         self._running: dict[str, str] = {}  # chat -> request
-        self.engine = Engine(
-            EngineConfig(
-                model_dir=str(model_dir),
-                model_name=model_dir.name,
-                dtype="bf16" if dtype == "bf16" else "fp32",
-                kv_memory_bytes=num_pages * page_bytes,
-                checkpoint_method=method,
-                idle_evict_s=1e6,
-            ),
-            self.store,
-            self._events.append,
+        planned = directory is not None and method == "auto"
+        config = EngineConfig(
+            model_dir=str(model_dir),
+            model_name=model_dir.name,
+            dtype="bf16" if dtype == "bf16" else "fp32",
+            kv_memory_bytes=num_pages * page_bytes,
+            checkpoint_method=method,
+            idle_evict_s=1e6,
+            share_prefix="always",  # no two of the chats share one
+            profile_path=str(profile.path),
+            disk=profile.disk if planned else None,
         )
+        self.engine = Engine(config, self.store, self._events.append)
+        if planned:
+            settle(config, read_model_config(model_dir))
         self.engine._eos = frozenset()  # every answer goes on until it is ended
 
     def begin(self, chats: Sequence[tuple[str, list[int]]]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import interference, saving
+from benchmarks import interference, profiling, saving
 from benchmarks.stepping import SteppedEngine
+from engine.profile.record import DiskRead
 from engine.restoration.checkpoint import Recorder
 
 Quick = Callable[..., tuple[int, dict[str, Any] | None, str]]
@@ -21,6 +22,8 @@ def _tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         running=2, prompt=20, idle=2, tokens=300, rounds=2, gaps=5, restores=2
     )
     monkeypatch.setattr(interference, "QUICK", sizes)
+    fast = DiskRead(bytes_per_s=1e12, first_s=0.0, first_bytes=0)  # whatever the test's disk gives
+    monkeypatch.setattr(profiling, "measure_store", lambda directory: fast)
 
 
 def test_saving_keeps_its_contract(quick: Quick) -> None:
@@ -58,6 +61,8 @@ def test_interference_keeps_its_contract(quick: Quick) -> None:
     assert status == 0, error
     assert result is not None
     assert [row["method"] for row in result["rows"]] == ["auto", "hidden"]
+    assert "kv" in result["rows"][0]["plan"]  # by measured figures: nothing is read faster
+    assert result["rows"][1]["plan"] == "hidden"
     assert result["p99_itl_ratio"] == max(row["p99_itl_ratio"] for row in result["rows"])
     assert result["restore_rate_ratio"] == min(row["restore_rate_ratio"] for row in result["rows"])
     assert result["restore_rate_ratio"] > 0
