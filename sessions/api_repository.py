@@ -68,6 +68,12 @@ class ApiRepository:
         """Store a state, in place of the one that it went on from."""
         await self._database.write(lambda db: api_states.keep(db, state, replaces))
 
+    async def drop_api_states_before(self, used_before: float) -> None:
+        """Drop those that were last used before then (seconds since the epoch)."""
+        async with self._database.read() as db:
+            old = await api_states.used_before(db, used_before)
+        await self.drop_api_states(old)
+
     async def drop_api_states(self, state_ids: Sequence[str]) -> None:
         """Delete states; chats that are left with none are noted in `chats_to_forget`."""
         if state_ids:

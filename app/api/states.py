@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 KEPT_S = 3600.0
 KEPT_PER_USER = 64
+KEPT_TOKENS = 16 << 20  # of all users, 4 bytes each in memory and in the database
 USEFUL_TOKENS = 64  # a page: with less in common another chat is begun
 TIDY_EVERY_S = 60.0
 
@@ -29,6 +30,9 @@ class StateStore(Protocol):
     """Where states outlive the process; part of the repository."""
 
     async def api_states(self) -> list[ApiState]: ...
+
+    async def drop_api_states_before(self, used_before: float) -> None:
+        """Drop those that were last used before then (seconds since the epoch)."""
 
     async def keep_api_state(self, state: ApiState, *, replaces: str | None) -> None: ...
 
@@ -85,6 +89,7 @@ class States:
 
     async def begin(self) -> None:
         """Read what earlier runs kept, and keep everything tidy from now on."""
+        await self._store.drop_api_states_before(time.time() - KEPT_S)
         for row in sorted(await self._store.api_states(), key=lambda one: one.used_at):
             state = _State(
                 id=row.id,
@@ -167,12 +172,27 @@ class States:
                 old = None if replaced is None else replaced.id
                 self._later(self._store.keep_api_state(_row(state), replaces=old))
             replaced = None
-        over = len(states) - KEPT_PER_USER
-        oldest = [one for one in states.values() if one.chat_id not in self._in_use][: max(0, over)]
-        for state in oldest:
+        over = self._over(states)
+        if over:
+            self._later(self._drop(over))
+
+    def _over(self, states: OrderedDict[str, _State]) -> list[_State]:
+        """Take out what is too much, the oldest first: of this user, then of all."""
+        idle = [one for one in states.values() if one.chat_id not in self._in_use]
+        over = idle[: max(0, len(states) - KEPT_PER_USER)]
+        for state in over:
             del states[state.id]
-        if oldest:
-            self._later(self._drop(oldest))
+        everything = [one for some in self._by_user.values() for one in some.values()]
+        tokens = sum(len(one.ids) for one in everything)
+        if tokens > KEPT_TOKENS:
+            for state in sorted(everything, key=lambda one: one.used_at):
+                if tokens <= KEPT_TOKENS:
+                    break
+                if state.chat_id not in self._in_use:
+                    tokens -= len(state.ids)
+                    del self._by_user[state.user_id][state.id]
+                    over.append(state)
+        return over
 
     def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do this after all that was to be done before."""

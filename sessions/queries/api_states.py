@@ -18,6 +18,10 @@ async def all_states(db: AsyncConnection) -> list[ApiState]:
     return [ApiState(**row) for row in rows.mappings()]
 
 
+async def used_before(db: AsyncConnection, at: float) -> list[str]:
+    return list(await db.scalars(select(models.ApiState.id).where(models.ApiState.used_at < at)))
+
+
 async def keep(db: AsyncConnection, state: ApiState, replaces: str | None) -> None:
     if replaces is not None:
         await db.execute(delete(models.ApiState).where(models.ApiState.id == replaces))

@@ -49,6 +49,9 @@ class MemoryStore:
     async def drop_unused_api_prefixes(self) -> None:
         pass
 
+    async def drop_api_states_before(self, used_before: float) -> None:
+        self.rows = {k: row for k, row in self.rows.items() if row.used_at >= used_before}
+
     async def forget_deleted(self) -> None:
         self.forgotten += 1
 
@@ -121,6 +124,14 @@ async def test_the_number_is_bounded_and_the_oldest_goes(
     assert kept == set(chats[2:])
     assert store.forgotten == 2
     assert sorted(engine.forgotten) == sorted(memory[:2])
+
+
+async def test_all_users_together_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "KEPT_TOKENS", 350)
+    known, store, _ = made()
+    chats = [call(known, [n] * 100, [n], user=f"user {n}").chat_id for n in range(5)]
+    await known.close()
+    assert {row.chat_id for row in store.rows.values()} == set(chats[2:])
 
 
 async def test_running_chats_stay(monkeypatch: pytest.MonkeyPatch) -> None:
