@@ -3,8 +3,8 @@
 Engines with the same model, one that saves nothing and one for each method, decode the same chats
 in rounds of 64 steps that alternate, so that every chat fills one stripe a round. The writer ends
 what it has between rounds, so that no side pays for another. `ratio`: the median over the rounds of
-the mean step with saving over that without; `p95_ratio` the same of the 95th percentile; `plan` is what
-chats of these lengths are saved by, which for `auto` is the planner's choice for this machine.
+the mean step with saving over that without; `p95_ratio` the same of the 95th percentile. `plan` is
+what chats of these lengths are saved by, for `auto` by the planner's choice for this machine.
 `itl_ratio` is the worst ratio of all rows. Refused when a stripe was dropped, or when what lies on
 disk is not what the tokens come to.
 """
