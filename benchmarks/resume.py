@@ -36,7 +36,7 @@ from benchmarks.machine import Peak, RawDisk
 from benchmarks.profiling import measure_store, settle, throttled
 from benchmarks.report import Options, Row, progress, run
 from benchmarks.restored import floor_s, plan_text
-from benchmarks.resuming import Chat, Return, Side, Turn, check_turn
+from benchmarks.resuming import Chat, Return, Side, Turn, check_turn, one_copy_of_weights
 from benchmarks.texts import default_prefix_ids, text_ids
 from engine.config import CheckpointMethod, EngineConfig
 from engine.devices import resolve_dtype
@@ -134,6 +134,7 @@ class ModelRun:
     def run(self) -> None:
         """Save, restart, check and measure. Raises Refused."""
         with ExitStack() as stack:
+            stack.enter_context(one_copy_of_weights())
             for side in self._sides():
                 stack.callback(side.close)
             references = self._save()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -17,10 +20,12 @@ from benchmarks.machine import drop_from_page_cache
 from benchmarks.report import Refused
 from benchmarks.restored import with_recomputed
 from benchmarks.throttle import ThrottledStore
+from engine import loading
 from engine.config import CheckpointMethod, EngineConfig
 from engine.engine import Engine
 from engine.memory.page_pool import PAGE_SIZE
 from engine.messages import Delta, Done, Failed, FromEngine, SamplingParams, Submit, TurnStats
+from engine.model.weight_loading import load_weights
 from engine.request import Request
 from engine.restoration.chunk_store import ChunkStore, ReadStream, StripeRef
 from engine.restoration.plan import Plans, RestoredPart
@@ -66,6 +71,13 @@ class Return(Turn):
     """The turn of a chat that was not in memory, and how its history's layers came back."""
 
     parts: list[RestoredPart]
+
+
+@contextlib.contextmanager
+def one_copy_of_weights() -> Iterator[None]:
+    """Engines of one model share its weights, which nobody writes: no figure has their loading."""
+    with patch.object(loading, "load_weights", cache(load_weights)):
+        yield
 
 
 class ObservedStore(ThrottledStore):
