@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from app.settings import MIB, Settings
 from sessions.chunks import ChunkStore, check
 
-_CHAT_ID = re.compile(r"[0-9a-f]{32}")  # other owners are shared prefixes
+_CHAT = "c-"  # what the owner of a chat's checkpoints begins with; others are shared prefixes
 
 
 @dataclass
@@ -73,7 +72,9 @@ def _check_chunks(
     findings.faults += [f"checkpoints: {problem}" for problem in report.problems]
     findings.fixed += [f"checkpoints: {what}" for what in report.fixed]
     orphans = [
-        name for name in report.owner_names if _CHAT_ID.fullmatch(name) and name not in chat_ids
+        name
+        for name in report.owner_names
+        if name.startswith(_CHAT) and name.removeprefix(_CHAT) not in chat_ids
     ]
     findings.faults += [f"checkpoints: {name} is of a chat that is gone" for name in orphans]
     if orphans and repair:

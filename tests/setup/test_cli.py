@@ -189,12 +189,13 @@ def save_stripe(data_dir: Path, owner: str) -> Path:
 
 
 def test_check_forgets_the_state_of_chats_that_are_gone(data_dir: Path) -> None:
-    path = save_stripe(data_dir, "c" * 32)
-    kept = save_stripe(data_dir, "prefix-of-an-assistant")
+    gone = f"c-{'0' * 32}"
+    path = save_stripe(data_dir, gone)
+    kept = save_stripe(data_dir, "p-an-assistant")
     command = ("check", "--data-dir", str(data_dir))
     result = run(*command)
     assert result.exit_code == 1
-    assert f"wrong: checkpoints: {'c' * 32} is of a chat that is gone" in result.output
+    assert f"wrong: checkpoints: {gone} is of a chat that is gone" in result.output
     assert path.exists()
     result = run(*command, "--repair")
     assert result.exit_code == 0, result.output
