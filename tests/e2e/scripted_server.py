@@ -138,6 +138,7 @@ class ScriptedEngine:
         stats = TurnStats(
             queue_ms=3.0, restore_ms=38.0 if turn.history_ids else 0.0, restore_io_ms=20.0,
             restore_compute_ms=10.0, restore_method="kv" if turn.history_ids else "",
+            restore_plan="30 kv" if turn.history_ids else "", restore_predicted_ms=36.0,
             restore_bytes=len(turn.history_ids) * 1536, prefill_ms=41.0, ttft_ms=96.0,
             itl_p50_ms=31.0, itl_p95_ms=44.0, total_ms=900.0,
             tokens_in=len(turn.prefix_ids) + len(turn.history_ids) + len(turn.new_ids),

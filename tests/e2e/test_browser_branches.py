@@ -202,7 +202,10 @@ def test_the_line_opens_to_where_the_time_went(page: Page) -> None:
     expect(steps).to_have_text(
         [
             re.compile(r"Queued\s+3 ms"),
-            re.compile(r"Restored\s+38 ms\s+[\d,]+ tokens, [\d,]+ KiB \(kv\); disk 20 ms"),
+            re.compile(
+                r"Restored\s+38 ms\s+[\d,]+ tokens, [\d,]+ KiB; disk 20 ms, computing 10 ms; "
+                r"predicted 36 ms, took 38 ms; layers: 30 kv"
+            ),
             re.compile(r"Read\s+41 ms\s+[\d,]+ new"),
             re.compile(r"First token\s+after [\d,]+ ms"),
             re.compile(r"Answered\s+804 ms\s+\d+ tokens, [\d.]+/s; between two 31 ms"),
