@@ -6,6 +6,7 @@ The reference is transformers' own `generate` over the same token ids.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ PREFIX = tokens(100, 1)  # ends inside a page
 
 
 def ask(
-    harness: Harness, history: list[int], new: list[int], chat: str = "a", **sampling: int
+    harness: Harness, history: list[int], new: list[int], chat: str = "a", **sampling: Any
 ) -> tuple[list[int], str]:
     """One turn, run to its end; the answer's ids and the request's id."""
     request = harness.submit(new, chat=chat, prefix=PREFIX, history=history, **sampling)
