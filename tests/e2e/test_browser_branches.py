@@ -175,10 +175,10 @@ def test_a_stopped_answer_goes_on_where_it_was(page: Page) -> None:
     page.wait_for_selector(f"{RUNNING} ol")
     page.keyboard.press("Escape")
     all_ended(page)
-    stopped = page.locator(f"{ANSWER} .answer").first.inner_text()
+    stopped = page.locator(f"{ANSWER} .answer").text_content() or ""
     page.click(".message__continue")
     expect(page.locator(RUNNING)).to_have_count(1)
-    assert page.locator(f"{ANSWER} .answer").first.inner_text()[:100] == stopped[:100]
+    assert shown(page).startswith("".join(stopped.split()))
     all_ended(page)
     assert shown(page) == expected(LONG_ANSWER)
     assert page.locator(ANSWER).count() == 1
