@@ -32,7 +32,7 @@ class Branch:
 
     @property
     def place(self) -> str:
-        shown = f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"  # noqa: RUF001
+        shown = f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"  # noqa: RUF001 - a range is written with it
         return f"{shown} / {self.total}"
 
 

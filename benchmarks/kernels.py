@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -110,7 +111,7 @@ def _actions(case: Case, cache: _Cache, dtype: torch.dtype) -> list[Callable[[],
         q = torch.randn(rows, heads, dim).to(dtype)
         out, lse = torch.randn(states, rows, heads, dim), torch.randn(states, rows, heads)
         if case.kernel == "merge":
-            actions.append(lambda out=out, lse=lse, q=q: merge_states(out, lse, q))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
+            actions.append(partial(merge_states, out, lse, q))
             continue
         if case.kernel == "decode":
             kernel = decode_attention
@@ -121,8 +122,7 @@ def _actions(case: Case, cache: _Cache, dtype: torch.dtype) -> list[Callable[[],
             causal = case.kernel == "prefill"
             kernel = prefill_attention if causal else prefix_attention
             spans = Spans.build([(0, rows, [(cache.pages(case.keys), case.keys)], causal)])
-        arguments = (q, cache.k, cache.v, spans, scale, out, lse)
-        actions.append(lambda kernel=kernel, arguments=arguments: kernel(*arguments))  # type: ignore[misc]  # as above
+        actions.append(partial(kernel, q, cache.k, cache.v, spans, scale, out, lse))
     return actions
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import IO, cast
 
@@ -146,9 +147,9 @@ def _kept(upload: UploadFile) -> IO[bytes]:
     return cast(IO[bytes], kept)
 
 
-def _download(chunks: object, name: str, media_type: str) -> Stream:
+def _download(chunks: AsyncIterator[bytes], name: str, media_type: str) -> Stream:
     return Stream(
-        chunks,  # type: ignore[arg-type]
+        chunks,
         media_type=media_type,
         headers={"Content-Disposition": export.content_disposition(name)},
     )
