@@ -51,7 +51,8 @@ def test_python_packages_are_pinned_exactly() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    assert [line for line in pinned if not re.fullmatch(r"[\w-]+(\[\w+\])?==[\w.]+", line)] == []
+    exact = re.compile(r"[\w-]+(\[\w+\])?==[\w.]+(; [^;]+)?")  # and where it is installed
+    assert [line for line in pinned if not exact.fullmatch(line)] == []
     assert not any("==" in line.split(";")[0] for line in project["optional-dependencies"]["cuda"])
 
 
