@@ -28,7 +28,7 @@ def plot_decode(result: Row) -> Figure:
     """Two panels a model."""
     rows: list[Row] = result["shared_vs_unshared"]
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure = Figure(figsize=(11, 4 * len(models)), layout="constrained")
+    figure = Figure(figsize=(12, 5 * len(models)), layout="constrained")
     panels = figure.subplots(len(models), 2, squeeze=False)
     for model, (over_prefix, over_batch) in zip(models, panels, strict=True):
         own = [row for row in rows if row["model"] == model]
@@ -58,7 +58,7 @@ def _curves(axes: Axes, rows: Sequence[Row], x: str, group: str, label: str) -> 
     axes.set_xlabel(label)
     axes.set_ylabel("tokens per second")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small", ncols=2)
+    axes.legend(fontsize="x-small", ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
 
 def plot_resume(result: Row) -> Figure:
