@@ -37,7 +37,7 @@ async def watch_group(
             async for event in events:
                 await arrived.put(event)
         finally:
-            await events.aclose()  # type: ignore[attr-defined]  # it is a generator
+            await events.aclose()
         await arrived.put(None)
 
     tasks = [

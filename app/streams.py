@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from litestar.response.base import ASGIResponse
@@ -102,7 +102,7 @@ class TurnHub:
 
     async def watch(
         self, turn: LiveTurn, finished: FinishedRenderer, *, browser: bytes = b""
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a running turn, then its finished HTML and the close event.
 
         `browser` tells one from another: of too many streams in one, the oldest makes way, and

@@ -14,6 +14,7 @@ from app.api.chat_shapes import (
     ChatCompletionRequest,
     Choice,
     ChoiceLogprobs,
+    FinishReason,
     token_logprobs,
 )
 from app.api.errors import error_json, invalid
@@ -35,7 +36,12 @@ from app.api.usage import timings_of, usage_of
 from engine.model.prompt import PromptIds
 from sessions.queries.ids import new_id
 
-FINISH = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "stop"}
+FINISH: dict[str, FinishReason] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "cancelled": "stop",
+}
 # Parameters of OpenAI's API with the values that ask for nothing more than we do.
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -59,7 +65,7 @@ class ChatJob:
         self._api = api
         self._request = request
         self._received_at = received_at
-        self._head = {"id": f"chatcmpl-{new_id()}", "created": int(time.time())}
+        self._head: dict[str, Any] = {"id": f"chatcmpl-{new_id()}", "created": int(time.time())}
         if request.tools and not api.prompts.takes_tools:
             raise no_tools("tools")
         if request.tool_choice not in (None, "none", "auto"):
@@ -108,7 +114,7 @@ class ChatJob:
         """All answers, once they have ended."""
         choices = [self._choice(n, answer) for n, answer in enumerate(generation.answers)]
         return ChatCompletion(
-            **self._head,  # type: ignore[arg-type]  # id and created
+            **self._head,
             model=self._api.model_name,
             choices=choices,
             usage=usage_of(generation.answers),
@@ -135,7 +141,7 @@ class ChatJob:
             index=index,
             message=message,
             logprobs=logprobs,
-            finish_reason=finish,  # type: ignore[arg-type]  # one of FINISH
+            finish_reason=finish,
         )
 
     async def stream(self, generation: Generation) -> AsyncIterator[bytes]:

@@ -27,6 +27,7 @@ from app.api.usage import Timings, Usage
 from engine.messages import TokenLogprobs
 from engine.model.tokenizer import ChatTokenizer
 
+FinishReason = Literal["stop", "length", "tool_calls"]
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -108,7 +109,7 @@ class Choice(msgspec.Struct, kw_only=True):
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: FinishReason
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
