@@ -399,4 +399,4 @@ async def test_work_for_a_token_does_not_grow_with_what_was_said(
     assert max(sizes[300:]) <= max(sizes[5:100])
     assert max(MeasuringRenderer.parsed[300:]) <= max(MeasuringRenderer.parsed[5:100])
     hub.close(turn)
-    await events.aclose()  # type: ignore[attr-defined]
+    await events.aclose()
