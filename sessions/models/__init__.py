@@ -1,0 +1,30 @@
+"""The tables. The schema itself is made by the migrations; a test holds the two together."""
+
+from sessions.models.accounts import ApiKey, Login, User
+from sessions.models.api import ApiConversation, ApiResponse, ApiState
+from sessions.models.assistants import Assistant, AssistantVersion, Prefix
+from sessions.models.base import Base
+from sessions.models.chats import Chat, ChatToForget, Message, QueuedMessage, SearchEntry
+from sessions.models.settings import Setting
+from sessions.models.turns import Turn, TurnLatency
+
+__all__ = [
+    "ApiConversation",
+    "ApiKey",
+    "ApiResponse",
+    "ApiState",
+    "Assistant",
+    "AssistantVersion",
+    "Base",
+    "Chat",
+    "ChatToForget",
+    "Login",
+    "Message",
+    "Prefix",
+    "QueuedMessage",
+    "SearchEntry",
+    "Setting",
+    "Turn",
+    "TurnLatency",
+    "User",
+]
