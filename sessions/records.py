@@ -286,6 +286,8 @@ class Latency:
     preemptions: int = 0
     restore_plan: str = ""
     restore_predicted_ms: float | None = None
+    # When in the turn what was restored: [kind, start_ms, end_ms, tokens, layers] each.
+    restore_spans: Sequence[Sequence[Any]] = ()
     server_ttft_ms: float | None = None  # server's receipt to first token put on the stream
 
 
