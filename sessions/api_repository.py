@@ -44,7 +44,7 @@ class ApiRepository:
         )
 
     async def api_key(self, key_hash: str) -> ApiKey | None:
-        """The key with this hash, unless it was revoked."""
+        """The key with this hash, unless it was revoked or its user disabled."""
         async with self._database.read() as db:
             return await api_keys.valid(db, key_hash)
 
@@ -53,10 +53,17 @@ class ApiRepository:
         async with self._database.read() as db:
             return await api_keys.all_keys(db)
 
-    async def revoke_api_key(self, key_id: str) -> bool:
-        """False when there is no such key that is valid."""
+    async def valid_api_keys(self, user_id: str) -> list[ApiKey]:
+        """A user's keys, oldest first."""
+        async with self._database.read() as db:
+            return await api_keys.of_user(db, user_id)
+
+    async def revoke_api_key(self, key_id: str, *, user_id: str | None = None) -> bool:
+        """False when there is no such key that is valid, or it is not that user's."""
         now = self._clock.now()
-        return await self._database.write(lambda db: api_keys.revoke(db, key_id, now))
+        return await self._database.write(
+            lambda db: api_keys.revoke(db, key_id, now, user_id=user_id)
+        )
 
     # States of stateless calls
 

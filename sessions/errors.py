@@ -88,3 +88,18 @@ class SchemaTooNew(SessionsError):
         self.path = path
         self.current = current
         self.head = head
+
+
+class NameTaken(SessionsError):
+    """Another account has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the name {name!r} is taken")
+        self.name = name
+
+
+class LinkNotValid(SessionsError):
+    """The link was used, taken back or has expired, or there never was one."""
+
+    def __init__(self) -> None:
+        super().__init__("the link is not valid any more")

@@ -18,8 +18,17 @@ EndStatus = Literal["complete", "stopped", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
+    """A guest, known by a browser's login only, or an account with a name."""
+
     id: str
     created_at: datetime
+    name: str | None = None
+    is_operator: bool = False
+    disabled_at: datetime | None = None
+
+    @property
+    def is_guest(self) -> bool:
+        return self.name is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from sessions.account_repository import AccountRepository
 from sessions.api_repository import ApiRepository
 from sessions.history_repository import HistoryRepository
-from sessions.queries import accounts, assistants, chats, latencies
+from sessions.queries import assistants, chats, latencies, settings
 from sessions.records import (
     Assistant,
     AssistantSeed,
@@ -18,58 +19,29 @@ from sessions.records import (
     Message,
     Prefix,
     TurnLatency,
-    User,
 )
 from sessions.turn_repository import TurnRepository
 
 
-class Repository(TurnRepository, HistoryRepository, ApiRepository):
+class Repository(TurnRepository, HistoryRepository, ApiRepository, AccountRepository):
     """Owns nothing but the way into `database`; called from the event loop that opened it.
 
     Every method that writes returns after its transaction is durable. A caller that is cancelled
     while it waits does not take its transaction back.
     """
 
-    # Accounts and settings
-
-    async def create_user(self, token_hash: str) -> User:
-        """Make a user who is signed in by the token with this hash."""
-        now = self._clock.now()
-        return await self._database.write(lambda db: accounts.create_user(db, token_hash, now))
-
-    async def user_by_token(self, token_hash: str) -> User | None:
-        """The user whose login has this hash, unless it was revoked. Notes the visit, coarsely."""
-        now = self._clock.now()
-        async with self._database.read() as db:
-            found = await accounts.login(db, token_hash)
-        if found is None:
-            return None
-        if now - found.last_seen_at > accounts.SEEN_RESOLUTION:
-            await self._database.write(lambda db: accounts.touch_login(db, token_hash, now))
-        return found.user
-
-    async def rotate_login(self, old_hash: str, new_hash: str) -> User | None:
-        """Replace one login by another of the same user; None when the old one is not valid."""
-        now = self._clock.now()
-        return await self._database.write(
-            lambda db: accounts.rotate_login(db, old_hash, new_hash, now)
-        )
-
-    async def revoke_login(self, token_hash: str) -> bool:
-        """End a login; False when there was none that was valid."""
-        now = self._clock.now()
-        return await self._database.write(lambda db: accounts.revoke_login(db, token_hash, now))
+    # Settings of the server
 
     async def get_setting(self, key: str) -> str | None:
         async with self._database.read() as db:
-            return await accounts.get_setting(db, key)
+            return await settings.get_setting(db, key)
 
     async def set_setting(self, key: str, value: str) -> None:
-        await self._database.write(lambda db: accounts.set_setting(db, key, value))
+        await self._database.write(lambda db: settings.set_setting(db, key, value))
 
     async def ensure_setting(self, key: str, value: str) -> str:
         """Store `value` unless the key has one already; returns the one that is stored."""
-        return await self._database.write(lambda db: accounts.ensure_setting(db, key, value))
+        return await self._database.write(lambda db: settings.ensure_setting(db, key, value))
 
     # Assistants
 

@@ -8,5 +8,15 @@ app's own (those run before the plugin's). Handlers and templates use `current_u
 from app.security.csrf import csrf_token
 from app.security.login import current_user, ensure_user, login_digest, sign_in
 from app.security.plugin import SecurityPlugin
+from app.security.roles import is_operator, require_operator
 
-__all__ = ["SecurityPlugin", "csrf_token", "current_user", "ensure_user", "login_digest", "sign_in"]
+__all__ = [
+    "SecurityPlugin",
+    "csrf_token",
+    "current_user",
+    "ensure_user",
+    "is_operator",
+    "login_digest",
+    "require_operator",
+    "sign_in",
+]

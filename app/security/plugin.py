@@ -24,10 +24,15 @@ class SecurityPlugin(InitPlugin):
     """
 
     def __init__(
-        self, *, allowed_hosts: Iterable[str] = DEFAULT_ALLOWED_HOSTS, https: bool = False
+        self,
+        *,
+        allowed_hosts: Iterable[str] = DEFAULT_ALLOWED_HOSTS,
+        https: bool = False,
+        accounts_required: bool = False,
     ) -> None:
         self._allowed_hosts = AllowedHosts(allowed_hosts)
         self._https = https
+        self._accounts_required = accounts_required
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
         """Add the hook, the middleware (outermost) and the lifespan that completes the rest."""
@@ -40,6 +45,7 @@ class SecurityPlugin(InitPlugin):
     async def _lifespan(self, app: Litestar) -> AsyncGenerator[None, None]:
         secret = await load_csrf_secret(app.state.repository)
         app.state.secure_cookies = self._https
+        app.state.accounts_required = self._accounts_required
         app.state.csrf_signer = CsrfSigner(secret, secure_cookie=self._https)
         routed = app.asgi_handler
         app.asgi_handler = Entrance(routed, self._allowed_hosts)

@@ -1,6 +1,6 @@
 """The tables. The schema itself is made by the migrations; a test holds the two together."""
 
-from sessions.models.accounts import ApiKey, Login, User
+from sessions.models.accounts import AccountLink, ApiKey, Login, User
 from sessions.models.api import ApiConversation, ApiResponse, ApiState
 from sessions.models.assistants import Assistant, AssistantVersion, Prefix
 from sessions.models.base import Base
@@ -9,6 +9,7 @@ from sessions.models.settings import Setting
 from sessions.models.turns import Turn, TurnLatency
 
 __all__ = [
+    "AccountLink",
     "ApiConversation",
     "ApiKey",
     "ApiResponse",

@@ -64,8 +64,12 @@ async def valid(db: AsyncConnection, key_hash: str) -> ApiKey | None:
     row = (
         (
             await db.execute(
-                select(*_COLUMNS).where(
-                    models.ApiKey.key_hash == key_hash, models.ApiKey.revoked_at.is_(None)
+                select(*_COLUMNS)
+                .join(models.User, models.User.id == models.ApiKey.user_id)
+                .where(
+                    models.ApiKey.key_hash == key_hash,
+                    models.ApiKey.revoked_at.is_(None),
+                    models.User.disabled_at.is_(None),
                 )
             )
         )
@@ -80,10 +84,20 @@ async def all_keys(db: AsyncConnection) -> list[ApiKey]:
     return [ApiKey(**row) for row in rows.mappings()]
 
 
-async def revoke(db: AsyncConnection, key_id: str, now: datetime) -> bool:
-    done = await db.execute(
-        update(models.ApiKey)
-        .where(models.ApiKey.id == key_id, models.ApiKey.revoked_at.is_(None))
-        .values(revoked_at=now)
+async def of_user(db: AsyncConnection, user_id: str) -> list[ApiKey]:
+    rows = await db.execute(
+        select(*_COLUMNS)
+        .where(models.ApiKey.user_id == user_id, models.ApiKey.revoked_at.is_(None))
+        .order_by(models.ApiKey.created_at)
     )
+    return [ApiKey(**row) for row in rows.mappings()]
+
+
+async def revoke(
+    db: AsyncConnection, key_id: str, now: datetime, *, user_id: str | None = None
+) -> bool:
+    which = [models.ApiKey.id == key_id, models.ApiKey.revoked_at.is_(None)]
+    if user_id is not None:
+        which.append(models.ApiKey.user_id == user_id)
+    done = await db.execute(update(models.ApiKey).where(*which).values(revoked_at=now))
     return done.rowcount > 0

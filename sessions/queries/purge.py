@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
-from sessions.queries import accounts
+from sessions.queries import settings
 
 MERGE_PAGES = 200  # written in one step; such a step takes about 25 ms
 _MERGE_DUE = "search_merge_due"
@@ -42,16 +42,16 @@ async def chat(chat_id: str, db: AsyncConnection) -> bool:
     await db.execute(delete(models.Message).where(models.Message.chat_id == chat_id))
     await db.execute(delete(models.Chat).where(models.Chat.id == chat_id))
     await db.execute(insert(models.ChatToForget).values(chat_id=chat_id))
-    await accounts.set_setting(db, _MERGE_DUE, "1")
+    await settings.set_setting(db, _MERGE_DUE, "1")
     return True
 
 
 async def merge_due(db: AsyncConnection) -> bool:
-    return await accounts.get_setting(db, _MERGE_DUE) == "1"
+    return await settings.get_setting(db, _MERGE_DUE) == "1"
 
 
 async def merged(db: AsyncConnection) -> None:
-    await accounts.set_setting(db, _MERGE_DUE, "0")
+    await settings.set_setting(db, _MERGE_DUE, "0")
 
 
 async def merge_step(db: AsyncConnection, *, first: bool) -> bool:

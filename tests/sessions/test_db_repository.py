@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sessions.errors import NotFound
-from sessions.queries import accounts
+from sessions.queries import logins
 from sessions.records import AssistantSeed, User
 from sessions.repository import Repository
 
@@ -40,14 +40,14 @@ async def test_visits_are_noted(repository: Repository, monkeypatch: pytest.Monk
 
     async def last_seen() -> object:
         async with repository._database.read() as db:
-            login = await accounts.login(db, "hash")
+            login = await logins.login(db, "hash")
         assert login is not None
         return login.last_seen_at
 
     first = await last_seen()
     await repository.user_by_token("hash")
     assert await last_seen() == first, "not at every request"
-    monkeypatch.setattr(accounts, "SEEN_RESOLUTION", timedelta(0))
+    monkeypatch.setattr(logins, "SEEN_RESOLUTION", timedelta(0))
     await repository.user_by_token("hash")
     assert await last_seen() != first
 

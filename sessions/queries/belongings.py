@@ -1,0 +1,59 @@
+"""What a user has: all of it handed to another user, or let go."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sessions import models
+
+
+async def num_chats(db: AsyncConnection, user_id: str) -> int:
+    number = await db.scalar(
+        select(func.count())
+        .select_from(models.Chat)
+        .where(models.Chat.user_id == user_id, models.Chat.deleted_at.is_(None))
+    )
+    return number or 0
+
+
+async def hand_over(db: AsyncConnection, user_id: str, to: str) -> None:
+    """Chats, deleted ones too, assistants, and all of the API."""
+    theirs = select(models.Chat.import_key).where(
+        models.Chat.user_id == to, models.Chat.import_key.is_not(None)
+    )
+    # Both imported the same chat: it is there twice from now on.
+    await db.execute(
+        update(models.Chat)
+        .where(models.Chat.user_id == user_id, models.Chat.import_key.in_(theirs))
+        .values(import_key=None)
+    )
+    for table in (
+        models.Chat,
+        models.ApiKey,
+        models.ApiConversation,
+        models.ApiResponse,
+        models.ApiState,
+    ):
+        await db.execute(update(table).where(table.user_id == user_id).values(user_id=to))
+    await db.execute(
+        update(models.Assistant).where(models.Assistant.owner_id == user_id).values(owner_id=to)
+    )
+
+
+async def let_go(db: AsyncConnection, user_id: str, now: datetime) -> None:
+    """Keys end, what the API keeps goes, chats are deleted for the purge to take."""
+    await db.execute(
+        update(models.ApiKey)
+        .where(models.ApiKey.user_id == user_id, models.ApiKey.revoked_at.is_(None))
+        .values(revoked_at=now)
+    )
+    for table in (models.ApiConversation, models.ApiResponse, models.ApiState):
+        await db.execute(delete(table).where(table.user_id == user_id))
+    await db.execute(
+        update(models.Chat)
+        .where(models.Chat.user_id == user_id, models.Chat.deleted_at.is_(None))
+        .values(deleted_at=now)
+    )
