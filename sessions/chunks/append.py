@@ -84,14 +84,17 @@ def write_group(state: StoreState, group: Sequence[Append]) -> None:
         state.catalog.busy = owners
         entries = {owner: state.catalog.entry(owner) for owner in owners}
     jobs = {owner: _FileJob(owner, entry, []) for owner, entry in entries.items()}
+    refusals = state.counters.refusals
     try:
         _admit(state, group, jobs, owners)
-        written = [job for job in jobs.values() if job.appends and _write_file(state, job)]
+        written = [job for job in jobs.values() if job.appends and _write_file(state, job, owners)]
         # all are written before the first is synced: that one's journal commit serves the others
         synced = [job for job in written if _sync_file(state, job)]
         synced = _sync_new_names(state, synced)
         if synced:
             _commit(state, synced)
+            if state.counters.refusals == refusals:
+                state.accepted()
     except (sqlite3.Error, OSError):
         for job in jobs.values():
             _undo(state, job)
@@ -122,13 +125,14 @@ def _admit(
             job.appends.append((append, stripe))
 
 
-def _write_file(state: StoreState, job: _FileJob) -> bool:
+def _write_file(state: StoreState, job: _FileJob, owners: set[str]) -> bool:
     """Append a job's stripes to its file; False when nothing could be written."""
     try:
         _open(state, job)
+        state.make_room_on_disk(job.file, sum(s.total for _, s in job.appends), owners)
     except OSError as error:
         state.refused(error)
-        _release(state, job)
+        _undo(state, job)
         return False
     try:
         for append, stripe in list(job.appends):

@@ -16,8 +16,9 @@ def compact(state: StoreState, owner: str) -> None:
     """Copy the owner's live stripes, of every branch, to a new file and remove the old one.
 
     Copy -> fsync -> index commit -> unlink, so that a crash leaves one whole file in the index and
-    another that start-up sweeps. Nothing is done while the copy does not fit under the cap without
-    taking space from owners used later than this one. Raises OSError and sqlite3.Error.
+    another that start-up sweeps. Nothing is done while the copy does not fit on the disk, or under
+    the cap without taking space from owners used later than this one. Raises OSError and
+    sqlite3.Error.
     """
     with state.catalog.lock:
         entry = state.catalog.entry(owner)
@@ -27,7 +28,9 @@ def compact(state: StoreState, owner: str) -> None:
         stripes = entry.all()
         live = entry.live
     try:
-        if state.make_room(live, {owner}, used_before=_last_used(state, owner)):
+        if state.room_on_disk(entry.file, live) and state.make_room(
+            live, {owner}, used_before=_last_used(state, owner)
+        ):
             _rewrite(state, entry, stripes, live)
     finally:
         with state.catalog.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from sessions.chunks.layout import ALIGN, header_bytes, stripe_error
 from sessions.chunks.read_pool import Buffer, ReadPool
 from sessions.chunks.types import Bytes
 from sessions.chunks.types import LoadedStripe as AnyLoadedStripe
+
+log = logging.getLogger(__name__)
 
 REQUEST_BYTES = 4 << 20  # adjacent stripes are read together up to this
 
@@ -162,7 +165,14 @@ class ReadStream:
         return partial(self._carry_out, request)
 
     def _carry_out(self, request: _Request) -> None:
-        """Read, verify, and hand over. Reader thread."""
+        """Read, verify, and hand over; whatever happens, nobody waits for ever. Reader thread."""
+        try:
+            self._bring(request)
+        except Exception as error:  # the thread's boundary: it must live, for the other streams
+            log.exception("chunk store: a reader failed")
+            self._give_up(request, f"its reader failed: {error}")
+
+    def _bring(self, request: _Request) -> None:
         try:
             buffer = self._pool.take_buffer(request.num_bytes)
         except (OSError, MemoryError) as shortage:

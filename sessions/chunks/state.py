@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from sessions.chunks.audit import audit
 from sessions.chunks.catalog import Catalog, OwnerEntry, Stripe
+from sessions.chunks.disk_space import NoSpace, measure, same_device
 from sessions.chunks.files import ChunkFiles
 from sessions.chunks.index import Index
 from sessions.chunks.rebuild import rebuild
@@ -30,8 +32,9 @@ class Counters:
     stripes_written: int = 0
     stripes_dropped: int = 0
     stripes_rejected: int = 0
-    evictions: int = 0  # owners that lost their stripes to the cap
+    evictions: int = 0  # owners that lost their stripes to the cap or to a full disk
     compactions: int = 0
+    refusals: int = 0  # writes that the system did not take
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +60,7 @@ class StoreState:
     wasteful: set[str] = field(default_factory=set)  # owners worth compacting
     recount_due: bool = False
     warn_at: float = 0.0  # monotonic seconds, when a refused write is worth a line again
+    trouble: str = ""  # why the last write was refused; empty when the last one was not
 
     @classmethod
     def open(cls, files: ChunkFiles, cap: int, hook: Hook) -> StoreState:
@@ -93,6 +97,10 @@ class StoreState:
         if self.used > self.cap:
             self.make_room(0, ())
 
+    def room_on_disk(self, file: str, need: int) -> bool:
+        """Whether `need` more bytes fit beside a file, with nothing deleted. Raises OSError."""
+        return measure(self.files.path(file).parent).missing(need) <= 0
+
     def close_index(self) -> None:
         """Note that index and files agree, and close."""
         if not self.audit_due:
@@ -120,14 +128,31 @@ class StoreState:
         self.used = sum(self.files.listing().values())
         self.recount_due = False
 
-    def refused(self, error: OSError) -> None:
+    def refused(self, error: OSError | sqlite3.Error) -> None:
         """The system refused a write, which costs stripes: one line in the log a minute."""
+        self.counters.refusals += 1
+        self.trouble = (isinstance(error, OSError) and error.strerror) or str(error)
         now = time.monotonic()
         if now >= self.warn_at:
             self.warn_at = now + WARN_EVERY_S
-            log.warning("chunk store: a write was refused (%s): its stripes are dropped", error)
+            log.warning(
+                "chunk store: a write was refused (%s): its stripes are dropped, "
+                "%d so far; the next ones are tried again",
+                error,
+                self.counters.stripes_dropped,
+            )
         if isinstance(error, FileNotFoundError):
             self.recount_due = True
+
+    def accepted(self) -> None:
+        """The system took a write."""
+        if self.trouble:
+            self.trouble = ""
+            self.warn_at = 0.0
+            log.warning(
+                "chunk store: writes are taken again; %d stripes were dropped since the start",
+                self.counters.stripes_dropped,
+            )
 
     def abandon(self) -> None:
         """Close both connections without a word on whether index and files agree."""
@@ -153,6 +178,44 @@ class StoreState:
         missing = self.used + self.reserved + need - self.cap
         if missing <= 0:
             return True
+        self._evict(
+            missing,
+            protected,
+            lambda row: used_before is None or row.used < used_before,
+            in_part=not need,
+        )
+        return self.used + self.reserved + need <= self.cap
+
+    def make_room_on_disk(self, file: str, need: int, protected: Collection[str]) -> None:
+        """Delete owners on a file's disk until `need` more bytes fit and some stay free.
+
+        Whoever else fills the disk comes first, above all the database: checkpoints give way, even
+        where that is not enough for more of them. Raises NoSpace when it is not, and OSError.
+        """
+        directory = self.files.path(file).parent
+
+        def beside(row: OwnerRow) -> bool:
+            try:
+                return same_device(self.files.path(row.file).parent, directory)
+            except OSError:
+                return False
+
+        while (missing := measure(directory).missing(need)) > 0:
+            if not self._evict(missing, protected, beside, in_part=True):
+                raise NoSpace(directory)
+
+    def _evict(
+        self,
+        missing: int,
+        protected: Collection[str],
+        may_go: Callable[[OwnerRow], bool],
+        *,
+        in_part: bool,
+    ) -> int:
+        """Delete the owners used longest ago, about `missing` bytes of them; how many.
+
+        None when they do not come to that, unless `in_part`.
+        """
         with self.catalog.lock:
             kept = {*protected, *(owner for owner, n in self.catalog.reading.items() if n)}
         victims: list[OwnerRow] = []
@@ -161,16 +224,16 @@ class StoreState:
             for row in self.index.least_recent():
                 if missing <= 0:
                     break
-                if row.name not in kept and (used_before is None or row.used < used_before):
+                if row.name not in kept and may_go(row):
                     victims.append(row)
                     missing -= row.size
-            if missing > 0 and need:
-                return False
+            if not victims or (missing > 0 and not in_part):
+                return 0
             self.hook("delete.commit")
             self.index.delete_owners(row.id for row in victims)
         self.counters.evictions += len(victims)
         self._unlink_all(victims)
-        return self.used + self.reserved + need <= self.cap
+        return len(victims)
 
     def delete(self, rows: Collection[OwnerRow]) -> None:
         """Owners with all they have: index commit, then unlink."""

@@ -226,7 +226,7 @@ class ChunkStore:
 
     @property
     def stripes_dropped(self) -> int:
-        """Stripes not saved: over the cap, or a write failed."""
+        """Stripes not saved: over the cap, the disk is full, or a write failed."""
         return self._state.counters.stripes_dropped
 
     @property
@@ -236,8 +236,18 @@ class ChunkStore:
 
     @property
     def evictions(self) -> int:
-        """Owners that lost their stripes to the cap."""
+        """Owners that lost their stripes to the cap or to a full disk."""
         return self._state.counters.evictions
+
+    @property
+    def write_refusals(self) -> int:
+        """Writes that the system did not take (a full disk, a removed directory)."""
+        return self._state.counters.refusals
+
+    @property
+    def write_trouble(self) -> str:
+        """Why the last write was refused; empty as soon as one is taken again."""
+        return self._state.trouble
 
     @property
     def compactions(self) -> int:

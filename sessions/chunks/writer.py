@@ -202,7 +202,7 @@ class Writer:
         try:
             step()
         except sqlite3.Error as error:
-            log.warning("chunk store: %s", error)
+            self._state.refused(error)
             if is_damage(error):
                 self._state.rebuild_index()
         except OSError as error:
