@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sessions.account_repository import AccountRepository
+from sessions.answer_repository import AnswerRepository
 from sessions.api_repository import ApiRepository
 from sessions.history_repository import HistoryRepository
 from sessions.queries import assistants, chats, latencies, settings
@@ -23,7 +24,9 @@ from sessions.records import (
 from sessions.turn_repository import TurnRepository
 
 
-class Repository(TurnRepository, HistoryRepository, ApiRepository, AccountRepository):
+class Repository(
+    TurnRepository, HistoryRepository, ApiRepository, AccountRepository, AnswerRepository
+):
     """Owns nothing but the way into `database`; called from the event loop that opened it.
 
     Every method that writes returns after its transaction is durable. A caller that is cancelled

@@ -1,6 +1,7 @@
 """The tables. The schema itself is made by the migrations; a test holds the two together."""
 
 from sessions.models.accounts import AccountLink, ApiKey, Login, User
+from sessions.models.answers import PathMark, RenderedAnswer
 from sessions.models.api import ApiConversation, ApiResponse, ApiState
 from sessions.models.assistants import Assistant, AssistantVersion, Prefix
 from sessions.models.base import Base
@@ -21,8 +22,10 @@ __all__ = [
     "ChatToForget",
     "Login",
     "Message",
+    "PathMark",
     "Prefix",
     "QueuedMessage",
+    "RenderedAnswer",
     "SearchEntry",
     "Setting",
     "Turn",

@@ -39,6 +39,10 @@ async def chat(chat_id: str, db: AsyncConnection) -> bool:
     turn_ids = select(models.Turn.id).where(models.Turn.chat_id == chat_id)
     await db.execute(delete(models.TurnLatency).where(models.TurnLatency.turn_id.in_(turn_ids)))
     await db.execute(delete(models.Turn).where(models.Turn.chat_id == chat_id))
+    await db.execute(delete(models.PathMark).where(models.PathMark.chat_id == chat_id))
+    message_ids = select(models.Message.id).where(models.Message.chat_id == chat_id)
+    rendered = models.RenderedAnswer
+    await db.execute(delete(rendered).where(rendered.message_id.in_(message_ids)))
     await db.execute(delete(models.Message).where(models.Message.chat_id == chat_id))
     await db.execute(delete(models.Chat).where(models.Chat.id == chat_id))
     await db.execute(insert(models.ChatToForget).values(chat_id=chat_id))

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, bindparam, exists, insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
+from sessions.queries import path_marks
 from sessions.queries.turns import TURN_COLUMNS
 from sessions.records import EndStatus, Latency, Progress, Turn
 
@@ -66,6 +67,7 @@ async def finish(
         update(models.Chat).where(models.Chat.id == turn.chat_id).values(updated_at=now)
     )
     await _unlock(db, models.Chat.id == turn.chat_id)
+    await path_marks.note(db, turn.chat_id, turn.message_id)
     if latency is not None:
         await db.execute(insert(models.TurnLatency).values(turn_id=turn_id, **asdict(latency)))
     return True
