@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from sessions.account_repository import AccountRepository
 from sessions.answer_repository import AnswerRepository
 from sessions.api_repository import ApiRepository
 from sessions.history_repository import HistoryRepository
-from sessions.queries import assistants, chats, latencies, settings
+from sessions.latency_repository import LatencyRepository
+from sessions.queries import assistants, chats, settings
 from sessions.records import (
     Assistant,
     AssistantSeed,
@@ -19,13 +19,17 @@ from sessions.records import (
     ChatSummary,
     Message,
     Prefix,
-    TurnLatency,
 )
 from sessions.turn_repository import TurnRepository
 
 
 class Repository(
-    TurnRepository, HistoryRepository, ApiRepository, AccountRepository, AnswerRepository
+    TurnRepository,
+    HistoryRepository,
+    ApiRepository,
+    AccountRepository,
+    AnswerRepository,
+    LatencyRepository,
 ):
     """Owns nothing but the way into `database`; called from the event loop that opened it.
 
@@ -144,17 +148,3 @@ class Repository(
     async def select_branch(self, chat_id: str, message_id: str) -> str:
         """Make the newest leaf below a message the active one; returns it. Raises NotFound."""
         return await self._database.write(lambda db: chats.select_branch(db, chat_id, message_id))
-
-    # Latency records
-
-    async def chat_latency(self, chat_id: str) -> list[TurnLatency]:
-        """All of a chat's records, oldest first, those of other branches included."""
-        async with self._database.read() as db:
-            return await latencies.of_chat(db, chat_id)
-
-    async def recent_latency(
-        self, *, limit: int = 500, since: datetime | None = None
-    ) -> list[TurnLatency]:
-        """The server's latest records, oldest first."""
-        async with self._database.read() as db:
-            return await latencies.recent(db, limit, since)

@@ -153,15 +153,27 @@ class TurnRepository:
         text: str,
         token_ids: Sequence[int],
         latency: Latency | None,
+        first_token_ms: float | None = None,
     ) -> bool:
         """End a turn: its answer and its measurements, in one transaction.
 
-        False, and nothing is changed, when it ended before or its chat was deleted.
+        `first_token_ms` is from the server's receipt of the message, whether or not the engine
+        measured the rest. False, and nothing is changed, when the turn ended before or its chat
+        was deleted.
         """
         now = self._clock.now()
         return await self._database.write(
             lambda db: turn_ends.finish(
-                db, turn_id, status, finish_reason, error, text, token_ids, latency, now
+                db,
+                turn_id,
+                status,
+                finish_reason,
+                error,
+                text,
+                token_ids,
+                latency,
+                first_token_ms,
+                now,
             )
         )
 

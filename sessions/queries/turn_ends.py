@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, bindparam, exists, insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
-from sessions.queries import path_marks
+from sessions.queries import latency_sums, path_marks
+from sessions.queries.latency_sums import EndedTurn
 from sessions.queries.turns import TURN_COLUMNS
 from sessions.records import EndStatus, Latency, Progress, Turn
 
@@ -39,14 +40,19 @@ async def finish(
     text: str,
     token_ids: Sequence[int],
     latency: Latency | None,
+    first_token_ms: float | None,
     now: datetime,
 ) -> bool:
+    if first_token_ms is None and latency is not None:
+        first_token_ms = latency.server_ttft_ms
+        if first_token_ms is None:
+            first_token_ms = latency.ttft_ms
     turn = (
         await db.execute(
             update(models.Turn)
             .where(models.Turn.id == turn_id, models.Turn.running.is_not(None))
-            .values(running=None, ended_at=now)
-            .returning(models.Turn.chat_id, models.Turn.message_id)
+            .values(running=None, ended_at=now, outcome=status, first_token_ms=first_token_ms)
+            .returning(models.Turn.chat_id, models.Turn.message_id, models.Turn.created_at)
         )
     ).one_or_none()
     if turn is None:
@@ -70,6 +76,10 @@ async def finish(
     await path_marks.note(db, turn.chat_id, turn.message_id)
     if latency is not None:
         await db.execute(insert(models.TurnLatency).values(turn_id=turn_id, **asdict(latency)))
+    ended = EndedTurn(
+        created_at=turn.created_at, outcome=status, first_token_ms=first_token_ms, latency=latency
+    )
+    await latency_sums.add(db, [ended], now)
     return True
 
 
@@ -78,7 +88,7 @@ async def interrupt_running(db: AsyncConnection, now: datetime) -> list[Turn]:
     rows = await db.execute(
         update(models.Turn)
         .where(models.Turn.running.is_not(None))
-        .values(running=None, ended_at=now)
+        .values(running=None, ended_at=now, outcome="interrupted")
         .returning(*TURN_COLUMNS)
     )
     ended = [Turn(**{**row, "running": False}) for row in rows.mappings()]
@@ -89,6 +99,13 @@ async def interrupt_running(db: AsyncConnection, now: datetime) -> list[Turn]:
         .where(models.Message.status == "running")
         .values(status="interrupted", completed_at=now)
     )
+    cut_off = [
+        EndedTurn(
+            created_at=turn.created_at, outcome="interrupted", first_token_ms=None, latency=None
+        )
+        for turn in ended
+    ]
+    await latency_sums.add(db, cut_off, now)
     return ended
 
 
