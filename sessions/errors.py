@@ -103,3 +103,12 @@ class LinkNotValid(SessionsError):
 
     def __init__(self) -> None:
         super().__init__("the link is not valid any more")
+
+
+class AssistantChanged(SessionsError):
+    """The assistant is at another revision than the one that was looked at."""
+
+    def __init__(self, assistant_id: str, revision: int) -> None:
+        super().__init__(f"assistant {assistant_id} is at revision {revision}")
+        self.assistant_id = assistant_id
+        self.revision = revision

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sessions.account_repository import AccountRepository
 from sessions.answer_repository import AnswerRepository
 from sessions.api_repository import ApiRepository
+from sessions.assistant_repository import AssistantRepository
 from sessions.history_repository import HistoryRepository
 from sessions.latency_repository import LatencyRepository
 from sessions.queries import assistants, chats, settings
@@ -28,6 +29,7 @@ class Repository(
     HistoryRepository,
     ApiRepository,
     AccountRepository,
+    AssistantRepository,
     AnswerRepository,
     LatencyRepository,
 ):

@@ -3,7 +3,13 @@
 from sessions.models.accounts import AccountLink, ApiKey, Login, User
 from sessions.models.answers import PathMark, RenderedAnswer
 from sessions.models.api import ApiConversation, ApiResponse, ApiState
-from sessions.models.assistants import Assistant, AssistantVersion, Prefix
+from sessions.models.assistants import (
+    Assistant,
+    AssistantDocument,
+    AssistantVersion,
+    ChatStorage,
+    Prefix,
+)
 from sessions.models.base import Base
 from sessions.models.chats import Chat, ChatToForget, Message, QueuedMessage, SearchEntry
 from sessions.models.settings import Setting
@@ -16,9 +22,11 @@ __all__ = [
     "ApiResponse",
     "ApiState",
     "Assistant",
+    "AssistantDocument",
     "AssistantVersion",
     "Base",
     "Chat",
+    "ChatStorage",
     "ChatToForget",
     "Login",
     "Message",

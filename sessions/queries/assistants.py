@@ -86,7 +86,7 @@ async def visible(db: AsyncConnection, user_id: str | None) -> list[Assistant]:
             table.sampling,
             table.created_at,
         )
-        .where(or_(table.published, own))
+        .where(or_(table.published, own), table.deleted_at.is_(None))
         .order_by(table.position, table.created_at, table.id)
     )
     return [Assistant(**row) for row in rows.mappings()]
