@@ -20,6 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.security.exposure import PublicAddress, TrustedProxies, needs_accounts
 from engine.config import CheckpointMethod, Device, DType, EngineConfig
 
 ENV_PREFIX = "REJOINDER_"
@@ -27,6 +28,12 @@ CONFIG_NAME = "rejoinder.toml"
 MIB = 1 << 20
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+_SHAPES = {
+    "public_url": "`https://` or `http://`, a host, maybe a port, nothing after it",
+    "trusted_proxies": "addresses or networks, separated by commas",
+}
 
 
 class SettingsError(ValueError):
@@ -51,6 +58,15 @@ class Settings(BaseSettings):
         default=("127.0.0.1", "localhost", "::1"),
         min_length=1,
         description="host names, without port, under which browsers may reach the server",
+    )
+    public_url: str = Field(
+        default="",
+        description="address that people type when it is not this machine's; "
+        "its host is allowed, accounts are required",
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("127.0.0.1", "::1"),
+        description="with a public address: proxies that may say for whom they ask",
     )
     model: str = Field(
         default="embedded",
@@ -125,12 +141,28 @@ class Settings(BaseSettings):
     )
     log_level: LogLevel = Field(default="info", description="least severe messages to log")
 
-    @field_validator("allowed_hosts", "checkpoint_dirs", mode="before")
+    @field_validator("public_url")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        return PublicAddress.parse(value).origin if value else value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        TrustedProxies(value)
+        return value
+
+    @field_validator("allowed_hosts", "checkpoint_dirs", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(item.strip() for item in value.split(",") if item.strip())
         return value
+
+    @property
+    def accounts_required(self) -> bool:
+        """Whether people must sign in: unless only this machine reaches the server."""
+        return needs_accounts(self.host, self.public_url)
 
     @property
     def database_path(self) -> Path:
@@ -224,6 +256,8 @@ def option_name(name: str) -> str:
 
 def allowed(name: str) -> str:
     """The values that a setting may have, for people."""
+    if name in _SHAPES:
+        return _SHAPES[name]
     field = Settings.model_fields[name]
     if get_origin(field.annotation) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(field.annotation))

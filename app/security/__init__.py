@@ -6,17 +6,20 @@ app's own (those run before the plugin's). Handlers and templates use `current_u
 """
 
 from app.security.csrf import csrf_token
-from app.security.login import current_user, ensure_user, login_digest, sign_in
+from app.security.gate import OPEN, SignInRequired
+from app.security.login import current_user, ensure_user, known_user, login_digest
 from app.security.plugin import SecurityPlugin
 from app.security.roles import is_operator, require_operator
 
 __all__ = [
+    "OPEN",
     "SecurityPlugin",
+    "SignInRequired",
     "csrf_token",
     "current_user",
     "ensure_user",
     "is_operator",
+    "known_user",
     "login_digest",
     "require_operator",
-    "sign_in",
 ]

@@ -16,7 +16,7 @@ from litestar.connection import ASGIConnection
 from litestar.types import Scope
 
 from app.security.login import login_digest
-from app.security.scope import cookie_values, request_security, set_cookie_value
+from app.security.scope import cookie_values, own_cookie, request_security, set_cookie_value
 
 CSRF_COOKIE = "rejoinder_csrf"
 CSRF_FIELD = "_csrf_token"
@@ -61,7 +61,8 @@ class CsrfSigner:
     def valid_cookies(self, scope: Scope) -> list[str]:
         """Return the request's CSRF cookies that are ours and of its login."""
         login = login_digest(scope)
-        return [v for v in cookie_values(scope, CSRF_COOKIE) if self.is_valid(v, login)]
+        name = own_cookie(scope, CSRF_COOKIE)
+        return [v for v in cookie_values(scope, name) if self.is_valid(v, login)]
 
     def token(self, scope: Scope) -> str:
         """Return the token for this response's forms, and see that the browser holds it.
@@ -80,7 +81,7 @@ class CsrfSigner:
         record = request_security(scope)
         record.csrf_token = self.make(login_digest(scope))
         record.cookies[CSRF_COOKIE] = set_cookie_value(
-            CSRF_COOKIE,
+            own_cookie(scope, CSRF_COOKIE),
             record.csrf_token,
             secure=self._secure_cookie,
             http_only=False,

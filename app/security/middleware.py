@@ -30,10 +30,14 @@ class RequestGuard(ASGIMiddleware):
 
     scopes = (ScopeType.HTTP,)
 
+    def __init__(self, public_origin: str | None = None) -> None:
+        """`public_origin` is that of the pages where a proxy names the host otherwise."""
+        self._public_origin = public_origin
+
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Pass the request on, or raise 403 or 415. Its Host was checked before."""
         if _is_unsafe(scope):
-            _check_origin(scope)
+            _check_origin(scope, self._public_origin)
             if not is_api_path(scope["path"]):
                 await _check_token(scope, receive)
         await next_app(scope, receive, send)
@@ -49,7 +53,7 @@ def _is_unsafe(scope: Scope) -> bool:
     return scope["method"] not in _SAFE_METHODS  # type: ignore[typeddict-item]
 
 
-def _check_origin(scope: Scope) -> None:
+def _check_origin(scope: Scope, public_origin: str | None) -> None:
     """Raise unless the browser, where it says so, sends from a page of this very host.
 
     Under our referrer policy `no-referrer` browsers send `Origin: null` with our own forms:
@@ -59,9 +63,14 @@ def _check_origin(scope: Scope) -> None:
     if any(site not in ("same-origin", "none") for site in header_values(scope, b"sec-fetch-site")):
         raise PermissionDeniedException("This request came from another site.")
     host = header_values(scope, b"host")[0].lower()
+    public_host = urlsplit(public_origin).netloc if public_origin else None
     for origin in header_values(scope, b"origin"):
+        if origin == "null" or origin.lower() == public_origin:
+            continue
         parts = urlsplit(origin.lower())
-        if origin != "null" and not (parts.scheme in ("http", "https") and parts.netloc == host):
+        # The public host has one scheme: a page of the other one may be anybody's on the way.
+        own = parts.netloc == host and host != public_host
+        if not (own and parts.scheme in ("http", "https")):
             raise PermissionDeniedException("This request came from another site.")
 
 

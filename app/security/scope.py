@@ -17,7 +17,8 @@ class RequestSecurity:
 
     cookies: dict[str, str] = field(default_factory=dict)  # name -> whole Set-Cookie value
     csrf_token: str | None = None
-    login_token: str | None = None  # issued by this request
+    login_token: str | None = None  # issued by this request; "" when it took the login away
+    login_hash: str | None = None  # of the login that named the user
     user: Any = None
     user_known: bool = False
 
@@ -45,6 +46,15 @@ def cookie_values(scope: Scope, name: str) -> list[str]:
             if key == name:
                 found.append(value.strip('"'))
     return found
+
+
+def own_cookie(scope: Scope, name: str) -> str:
+    """Return the name that one of our cookies has on this server.
+
+    Over HTTPS browsers keep a cookie `__Host-...` from being set by a neighbouring host or page.
+    """
+    secure: bool = scope["litestar_app"].state.secure_cookies
+    return f"__Host-{name}" if secure else name
 
 
 def set_cookie_value(

@@ -41,7 +41,7 @@ class Accounts:
         self.logins: dict[str, User] = {}
         self.settings: dict[str, str] = {}
 
-    async def create_user(self, token_hash: str) -> User:
+    async def create_user(self, token_hash: str, agent: str = "") -> User:
         user = User(id=f"{len(self.logins):032x}", created_at=datetime.now(UTC))
         self.logins[token_hash] = user
         return user
@@ -441,12 +441,15 @@ def test_a_malformed_login_is_not_looked_up(
 
 
 def test_cookies_are_secure_behind_https(accounts: Accounts, tmp_path: Path) -> None:
-    app = make_app(accounts, tmp_path, https=True, allowed_hosts=["chat.example.org"])
+    app = make_app(accounts, tmp_path, public_url="https://chat.example.org")
     with TestClient(app, base_url="https://chat.example.org") as client:
         token = open_page(client)
         made = client.post("/act", data={"_csrf_token": token})
         assert made.status_code == 201
-        assert all("Secure" in value for value in made.headers.get_list("set-cookie"))
+        cookies = made.headers.get_list("set-cookie")
+        assert len(cookies) == 2
+        assert all("Secure" in value and value.startswith("__Host-") for value in cookies)
+        assert client.get("/page").text.split()[1] != "nobody"
 
 
 def test_two_browsers_are_two_users(accounts: Accounts, tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def test_the_file_is_found_in_the_data_directory_of_the_environment(
         ("dtype", "fp8", "auto, fp32, bf16"),
         ("allowed_hosts", " , ", "names, separated by commas, at least one"),
         ("kv_memory_mib", "-1", "0 to 4194304"),
+        ("public_url", "chat.lan", "https:// or http://, a host, maybe a port, nothing after it"),
+        ("public_url", "https://a.b/c", "https:// or http://, a host, maybe a port, nothing after it"),
+        ("trusted_proxies", "proxy", "addresses or networks, separated by commas"),
     ],
 )
 def test_a_bad_value_is_refused_with_name_value_and_range(

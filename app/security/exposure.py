@@ -1,0 +1,81 @@
+"""How far the server can be reached, and what follows from that."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from socket import SOCK_STREAM, getaddrinfo
+from urllib.parse import urlsplit
+
+from app.security.hosts import split_host
+
+_ORIGIN = re.compile(r"https?://[^/?#@\\\s]+/?", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PublicAddress:
+    """The address that people type: scheme, host, maybe a port, no path."""
+
+    origin: str  # as browsers send it
+    host: str  # without port
+
+    @property
+    def https(self) -> bool:
+        return self.origin.startswith("https://")
+
+    @classmethod
+    def parse(cls, url: str) -> PublicAddress:
+        """Raises ValueError."""
+        parts = urlsplit(url.strip().lower())
+        split = split_host(parts.netloc)
+        if not _ORIGIN.fullmatch(url.strip()) or split is None:
+            raise ValueError(f"not an address like https://chat.example.org: {url!r}")
+        host, port = split
+        if port and not 1 <= int(port) <= 65535:
+            raise ValueError(f"not a port: {port}")
+        usual = "443" if parts.scheme == "https" else "80"
+        shown = host if port in ("", usual) else f"{host}:{int(port)}"
+        return cls(origin=f"{parts.scheme}://{shown}", host=host)
+
+
+def needs_accounts(host: str, public_url: str) -> bool:
+    """Tell whether people must sign in: unless only this machine reaches the server."""
+    return bool(public_url) or not is_loopback(host)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address to listen on is reached from this machine only."""
+    try:
+        found = getaddrinfo(host, None, type=SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(ip_address(str(one[4][0])).is_loopback for one in found)
+
+
+class TrustedProxies:
+    """The addresses whose word about the browser behind them counts."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        """Raises ValueError for what is neither an address nor a network."""
+        self._networks = [ip_network(one.strip(), strict=False) for one in addresses]
+
+    def trusts(self, address: str) -> bool:
+        try:
+            found = ip_address(address)
+        except ValueError:
+            return False
+        mapped = getattr(found, "ipv4_mapped", None)
+        return any((mapped or found) in network for network in self._networks)
+
+    def client(self, peer: str, forwarded_for: list[str]) -> str:
+        """The nearest address that is no proxy of ours; `peer` when nobody else is named."""
+        client = peer
+        for named in reversed([part.strip() for part in ",".join(forwarded_for).split(",")]):
+            if not self.trusts(client):
+                break
+            try:
+                client = str(ip_address(named.strip("[]")))
+            except ValueError:
+                break
+        return client
