@@ -336,3 +336,42 @@ def test_a_removed_directory_is_told_once_and_counted(
     told = [r.getMessage() for r in caplog.records if "a write was refused" in r.getMessage()]
     assert len(told) == 1
     store.close()
+
+
+def test_a_read_error_costs_its_stripes_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO at the second stripe: the rest of that read is lost, is not tried again, is saved anew."""
+    store = ChunkStore([saved], CAP)
+    good = os.preadv
+
+    def failing(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if offset >= STRIPE_BYTES:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return good(fd, [buffers[0][:STRIPE_BYTES]], offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    assert restore(store, "c-1", IDS) == 64
+    assert store.stripes_rejected == 3
+    monkeypatch.setattr(os, "preadv", good)
+    assert restore(store, "c-1", IDS) == 64
+    assert restore(store, "c-2", IDS) == 200
+    save(store, "c-1", IDS)
+    assert store.flush(10.0)
+    assert restore(store, "c-1", IDS) == 200
+    end(store, [saved])
+
+
+def test_a_reader_that_fails_lives_on_and_blames_no_stripe(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ChunkStore([saved], CAP, num_readers=1)
+
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sessions.chunks.read_stream.stripe_error", broken)
+        assert restore(store, "c-1", IDS) == 0
+    assert "a reader failed" in caplog.text
+    assert store.stripes_rejected == 0
+    assert restore(store, "c-1", IDS) == 200
+    end(store, [saved])
