@@ -20,7 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from app.security.exposure import PublicAddress, TrustedProxies, needs_accounts
+from app.exposure import PublicAddress, TrustedProxies, needs_accounts
 from engine.config import CheckpointMethod, Device, DType, EngineConfig
 
 ENV_PREFIX = "REJOINDER_"

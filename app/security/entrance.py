@@ -7,7 +7,7 @@ from typing import cast
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
-from app.security.exposure import TrustedProxies
+from app.exposure import TrustedProxies
 from app.security.hosts import AllowedHosts
 from app.security.scope import header_values
 

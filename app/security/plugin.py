@@ -10,9 +10,9 @@ from litestar.config.app import AppConfig
 from litestar.plugins import InitPlugin
 from litestar.types import Middleware
 
+from app.exposure import PublicAddress, TrustedProxies
 from app.security.csrf import CsrfSigner, load_csrf_secret
 from app.security.entrance import Entrance
-from app.security.exposure import PublicAddress, TrustedProxies
 from app.security.gate import AccountGate
 from app.security.headers import add_security_headers
 from app.security.hosts import DEFAULT_ALLOWED_HOSTS, AllowedHosts

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from socket import SOCK_STREAM, getaddrinfo
-from urllib.parse import urlsplit
 
-from app.security.hosts import split_host
-
-_ORIGIN = re.compile(r"https?://[^/?#@\\\s]+/?", re.ASCII | re.IGNORECASE)
+_ORIGIN = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?/?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class PublicAddress:
     @classmethod
     def parse(cls, url: str) -> PublicAddress:
         """Raises ValueError."""
-        parts = urlsplit(url.strip().lower())
-        split = split_host(parts.netloc)
-        if not _ORIGIN.fullmatch(url.strip()) or split is None:
+        match = _ORIGIN.fullmatch(url.strip().lower())
+        if match is None:
             raise ValueError(f"not an address like https://chat.example.org: {url!r}")
-        host, port = split
-        if port and not 1 <= int(port) <= 65535:
+        scheme, host = match["scheme"], match["host"]
+        port = int(match["port"] or (443 if scheme == "https" else 80))
+        if not 1 <= port <= 65535:
             raise ValueError(f"not a port: {port}")
-        usual = "443" if parts.scheme == "https" else "80"
-        shown = host if port in ("", usual) else f"{host}:{int(port)}"
-        return cls(origin=f"{parts.scheme}://{shown}", host=host)
+        usual = port == (443 if scheme == "https" else 80)
+        shown = host if usual else f"{host}:{port}"
+        return cls(origin=f"{scheme}://{shown}", host=host)
 
 
 def needs_accounts(host: str, public_url: str) -> bool:
