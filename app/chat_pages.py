@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -42,6 +43,7 @@ class Talk:
         self._lives = lives  # by the answer's id
         self._versions: dict[str, list[str]] = {}  # of the messages that are looked at
         self._latencies: dict[str, list[Latency]] = {}
+        self._html: dict[str, str] = {}
 
     @classmethod
     async def of(cls, services: Services, chat: Chat) -> Talk:
@@ -77,7 +79,6 @@ class Talk:
             else:
                 branch = self._branch([message.id])
                 entries.append(self._answer(message, last=last, depth=depth, branch=branch))
-            await asyncio.sleep(0)  # rendering a long chat for the first time takes a while
         return entries
 
     async def answer(self, message_id: str) -> AnswerView:
@@ -124,11 +125,23 @@ class Talk:
         self._latencies = {}
         for one in await repository.chat_latency(self.chat.id):
             self._latencies.setdefault(one.message_id, []).append(one.latency)
+        self._html = await self._rendered(messages)
+
+    async def _rendered(self, messages: Sequence[Message]) -> dict[str, str]:
+        """The HTML of those that do not run, nor only in the database."""
+        ended = [
+            replace(one, status="interrupted") if one.status == "running" else one
+            for one in messages
+            if one.id not in self._lives
+        ]
+        return await self._services.finished.html(ended)
 
     async def _group(self, message: Message) -> list[Message]:
         if message.group_id is None:
             return []
-        return await self._services.repository.candidates(self.chat.id, message.group_id)
+        group = await self._services.repository.candidates(self.chat.id, message.group_id)
+        self._html |= await self._rendered(group)
+        return group
 
     def _branch(self, shown: Sequence[str]) -> Branch | None:
         return branch_of(shown, self._versions.get(shown[0], []))
@@ -149,6 +162,7 @@ class Talk:
     def _answer(self, message: Message, *, last: bool, **more: Any) -> AnswerView:
         return self._services.views.answer(
             message,
+            html=self._html.get(message.id, ""),
             live=self._lives.get(message.id),
             latencies=self._latencies.get(message.id, ()),
             last=last,

@@ -19,6 +19,7 @@ from app.assets import STATIC, AssetUrls, keep_versioned_assets
 from app.assistants.loader import builtin_assistants
 from app.chat import ChatService
 from app.errors import EXCEPTION_HANDLERS
+from app.finished_answers import FinishedAnswers
 from app.history.importer import Importer
 from app.history.purger import Purger
 from app.routes import ROUTE_HANDLERS
@@ -98,6 +99,7 @@ async def _running(
         engine = await EngineClient.start(settings.engine_config(model_dir))
     try:
         views = Views(assets)
+        finished = FinishedAnswers(repository)
         hub = TurnHub(views.frame)
         upkeep = Upkeep(repository=repository, engine=engine, hub=hub)
         chat = ChatService(
@@ -132,6 +134,7 @@ async def _running(
             upkeep=upkeep,
             chat=chat,
             views=views,
+            finished=finished,
             submissions=Submissions(),
             importer=importer,
             api=api,
@@ -145,6 +148,7 @@ async def _running(
             await api.close()
             await importer.close()
             await chat.close()
+            await finished.close()
             await purger.close()
             await upkeep.close()
     finally:

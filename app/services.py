@@ -13,6 +13,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.api.service import Api
 from app.chat import ChatService
+from app.finished_answers import FinishedAnswers
 from app.history.importer import Importer
 from app.settings import Settings
 from app.streams import TurnHub
@@ -37,6 +38,7 @@ class Services:
     upkeep: Upkeep
     chat: ChatService
     views: Views
+    finished: FinishedAnswers
     submissions: Submissions
     importer: Importer
     api: Api

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from app.assets import AssetUrls
 from app.conversation_views import AnswerView, note_of
 from app.live_turn import LiveTurn
-from app.rendering import FinishedHtml, render_markdown
+from app.rendering import render_markdown
 from app.security import csrf_token
 from app.timeline import timelines_of
 from app.turn_records import RETRYABLE, can_go_on
@@ -56,7 +56,7 @@ class Problem:
 
 
 class Views:
-    """Owns the template environment and the cache of rendered answers. Event loop only."""
+    """Owns the template environment. Event loop only."""
 
     def __init__(self, assets: AssetUrls) -> None:
         self._env = Environment(
@@ -69,18 +69,18 @@ class Views:
         self._env.filters["figure"] = _figure
         self._env.filters["sentence"] = _sentence
         self._env.globals["static"] = assets.url
-        self._finished = FinishedHtml()
 
     def answer(
         self,
         message: Message,
         *,
+        html: str = "",
         live: LiveTurn | None = None,
         latencies: Sequence[Latency] = (),
         last: bool = False,
         **more: Any,
     ) -> AnswerView:
-        """An answer as `message` has it, or as its running turn `live` does.
+        """An answer as `message` has it with its `html`, or as its running turn `live` does.
 
         `last` says that nothing follows it. A turn that has ended since `live` was looked up is
         shown as running: its stream then says how it ended.
@@ -106,7 +106,7 @@ class Views:
             chat_id=message.chat_id,
             status=message.status,
             running=False,
-            html=Markup(self._finished.html(message.text)),
+            html=Markup(html),
             note=note_of(message),
             timelines=timelines_of(latencies),
             retryable=last and message.status in RETRYABLE,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.rendering import FinishedHtml
 from engine.turn_stream import Places
 from tests.app.web_client import Browser, Server
 
@@ -111,3 +112,11 @@ async def test_a_long_chat_opens_fast_while_others_decode(browser: Browser, serv
     # Processor time: it does not grow when the machine is busy with other things.
     assert min(cpu[1:]) < LIMIT_S / 2, "what was rendered once is kept"
     assert cpu[0] < 2 * LIMIT_S, "every answer rendered; a quiet machine needs less than half"
+    finished = server.app.state.services.finished
+    await finished.close()
+    rendered, finished.cache = finished.cache.num_rendered, FinishedHtml()
+    began = time.process_time()
+    again = await browser.get(f"/chats/{chat_id}")
+    assert time.process_time() - began < LIMIT_S, "as after a restart: from the database"
+    assert finished.cache.num_rendered == 0 < rendered
+    assert again.text.count('class="code"') == MESSAGES // 6

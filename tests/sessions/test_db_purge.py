@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from sessions import database as database_module
 from sessions import models
+from sessions.answer_records import Rendered
 from sessions.database import Database
 from sessions.errors import NotFound
 from sessions.queries import purge
@@ -57,6 +58,8 @@ async def _secret_chat(chats: Chats, repository: Repository, rng: random.Random)
                 [Progress(message_id=turn.message_id, text=text, token_ids=[1] * len(text))]
             )
         await chats.answer(turn, text)
+        html = Rendered(message_id=turn.message_id, key="1", html=f"<p>{text}</p>")
+        await repository.keep_rendered([html])
         turn = await chats.ask(first.chat_id, turn.message_id, _secret(rng.choice([1, 200])))
     await repository.rename_chat(chats.user.id, first.chat_id, _secret(3))
     return first
@@ -91,6 +94,8 @@ async def test_no_row_of_the_chat_is_left(
 ) -> None:
     turn = await chats.start()
     await chats.answer(turn)
+    html = Rendered(message_id=turn.message_id, key="1", html=SECRET)
+    await repository.keep_rendered([html])
     await repository.answer_again(turn.chat_id, turn.message_id, {})
     await _purge(repository, chats.user.id, turn.chat_id)
     async with database.read() as db:
@@ -100,8 +105,12 @@ async def test_no_row_of_the_chat_is_left(
             models.Turn,
             models.TurnLatency,
             models.SearchEntry,
+            models.RenderedAnswer,
+            models.PathMark,
         ):
             assert (await db.execute(select(table.__table__))).all() == []
+    await repository.keep_rendered([html])
+    assert await repository.rendered_answers([turn.message_id]) == [], "it came too late"
     assert not await repository.finish_turn(
         turn.id,
         status="complete",
