@@ -1,0 +1,326 @@
+"""Where an engine's decode step goes, part by part, each beside what it cannot go below.
+
+Steps of the real engine (its queue, model, sampler and messages), chats in mid-answer below one
+shared prefix; steps with a clock around each part alternate with steps without any, of which
+`step_ms` is taken. `floor_ms`: weights and K/V read once at the run's memory bandwidth, or the
+products at its packed-GEMM peak, whichever is more. `python` is all that lies between the parts.
+`prefill` is a step that reads `tokens` of a prompt while nobody decodes.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.floors import kv_bytes_per_token, layer_params
+from benchmarks.machine import Peak
+from benchmarks.report import Options, Refused, Row, progress, run
+from benchmarks.step_parts import PARTS, Clocks, clocks_in
+from benchmarks.texts import text_ids
+from engine.config import EngineConfig
+from engine.devices import resolve_dtype
+from engine.engine import Engine
+from engine.memory.page_pool import pages_for
+from engine.messages import Cancel, Done, Failed, FromEngine, SamplingParams, Submit
+from engine.model.geometry import ModelConfig
+from engine.model.model_config import read_model_config
+from engine.process import _Sender
+from engine.request import State
+from kernels.threading import configure_torch
+from sessions.chunks import ChunkStore
+
+SUFFIX = 64  # tokens of each chat before it decodes
+WARM_UP_STEPS = 3
+SAMPLERS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=1 << 20),
+    "sampled": SamplingParams(temperature=0.7, top_p=0.95, max_tokens=1 << 20),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
+
+    batches: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    samplers: tuple[str, ...]
+    steps: int  # with clocks, and as many without
+    row_s: float  # a row ends after this time, though not before 4 steps of either kind
+    chunks: tuple[int, ...]  # of prefill
+
+
+QUICK = Sizes((1, 8, 32, 64), (0, 2048), ("greedy",), 24, 1.5, (64, 256, 1024))
+FULL = Sizes(
+    (1, 8, 32, 64, 128), (0, 2048), ("greedy", "sampled"), 48, 6.0, (32, 64, 128, 256, 512, 1024)
+)
+
+
+@contextmanager
+def _sender() -> Iterator[_Sender]:
+    """What an engine emits to in a server; another process takes what is sent."""
+    ours, theirs = socket.socketpair()
+    reader = subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
+    theirs.close()
+    sender = _Sender(ours)
+    try:
+        yield sender
+    finally:
+        sender.close()
+        ours.close()
+        reader.wait()
+
+
+class Steps:
+    """Owns an engine and the chats that decode on it. One thread."""
+
+    def __init__(
+        self, options: Options, config: ModelConfig, sizes: Sizes, store: ChunkStore, out: _Sender
+    ) -> None:
+        """Load the model, with memory for the largest batch below the longest prefix."""
+        self._failed: list[Failed] = []
+        self._out = out
+        most, longest = max(sizes.batches), max(sizes.prefixes)
+        tokens = SUFFIX + 2 * sizes.steps + WARM_UP_STEPS + 8
+        pages = pages_for(longest) + most * pages_for(tokens) + pages_for(max(sizes.chunks)) + 8
+        dtype = resolve_dtype(options.dtype)
+        page_bytes = kv_bytes_per_token(config, dtype.itemsize) * 64
+        self.engine = Engine(
+            EngineConfig(
+                model_dir=str(options.model_dir),
+                model_name=options.model_name,
+                dtype=options.dtype,
+                kv_memory_bytes=pages * page_bytes,
+                max_batch=most,
+                max_queue=most,
+                share_prefix="auto",
+                checkpoint_method="kv",
+                idle_evict_s=1e6,
+            ),
+            store,
+            self._emit,
+        )
+        self.engine._eos = frozenset()  # every answer goes on until it is cancelled
+        self._serial = 0
+        self._running: list[str] = []
+
+    def _emit(self, event: FromEngine) -> None:
+        if isinstance(event, Failed):
+            self._failed.append(event)
+        if isinstance(event, Done) and event.finish != "cancelled":
+            raise Refused("a chat ended before it was measured")
+        self._out.emit(event)
+
+    def begin(self, batch: int, prefix: int, sampling: SamplingParams) -> None:
+        """Have that many chats of `SUFFIX` tokens decode below a prefix."""
+        tokenizer = self.engine.tokenizer
+        shift = random.Random(prefix + batch)
+        for _ in range(batch):
+            self._serial += 1
+            self._running.append(f"r{self._serial}")
+            self.engine.handle(
+                Submit(
+                    request_id=self._running[-1],
+                    chat_id=f"chat{self._serial}",
+                    prefix_ids=text_ids(tokenizer, prefix),
+                    history_ids=[],
+                    history_computed=0,
+                    new_ids=text_ids(tokenizer, SUFFIX, skip=shift.randrange(1000)),
+                    sampling=sampling,
+                )
+            )
+        scheduler = self.engine.scheduler
+        while any(r.state is not State.DECODE for r in (*scheduler.waiting, *scheduler.running)):
+            self.step()
+
+    def step(self) -> float:
+        """Seconds of one step. Raises Refused when a chat failed."""
+        began = time.perf_counter()
+        self.engine.step()
+        seconds = time.perf_counter() - began
+        if self._failed:
+            raise Refused(f"a chat failed: {self._failed[0].reason}")
+        return seconds
+
+    def end(self) -> None:
+        """End what runs, and forget it."""
+        for request_id in self._running:
+            self.engine.handle(Cancel(request_id=request_id))
+        self._running.clear()
+        while self.engine.scheduler.resident.evict_one():
+            pass
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds of one step that reads a prompt's first tokens."""
+        self.engine.scheduler._prefill_chunk = tokens
+        ids = text_ids(self.engine.tokenizer, tokens)
+        self._serial += 1
+        self.engine.handle(
+            Submit(
+                request_id=f"r{self._serial}",
+                chat_id=f"chat{self._serial}",
+                prefix_ids=[],
+                history_ids=[],
+                history_computed=0,
+                new_ids=ids,
+                sampling=SAMPLERS["greedy"],
+            )
+        )
+        seconds = self.step()
+        self._running = [f"r{self._serial}"]
+        self.end()
+        return seconds
+
+
+def floors(
+    config: ModelConfig, item_bytes: int, peak: Peak, batch: int, prefix: int, suffix: float
+) -> dict[str, float]:
+    """Milliseconds that each part, and a whole step, cannot go below; parts not named: nothing."""
+    weights = config.num_layers * layer_params(config)
+    head = config.vocab_size * config.hidden_size
+    key_bytes = kv_bytes_per_token(config, item_bytes)
+    pair = 4.0 * config.num_layers * config.num_heads * config.head_dim
+    each = {
+        "projections": (weights * item_bytes, 2.0 * batch * weights),
+        "head": (head * item_bytes, 2.0 * batch * head),
+        "prefix_attention": (prefix * key_bytes, pair * batch * prefix),
+        "suffix_attention": (batch * suffix * key_bytes, pair * batch * suffix),
+    }
+    parts = {name: peak.floor_s(*work) * 1e3 for name, work in each.items()}
+    return {**parts, "step": sum(parts.values())}
+
+
+def _decode_row(
+    steps: Steps, sizes: Sizes, batch: int, prefix: int, sampler: str
+) -> tuple[dict[str, float], float]:
+    """Median milliseconds of the parts and of a step, and the mean suffix of the rows."""
+    steps.begin(batch, prefix, SAMPLERS[sampler])
+    for _ in range(WARM_UP_STEPS):
+        steps.step()
+    clocks = Clocks()
+    plain: list[float] = []
+    parts: list[dict[str, float]] = []
+    ends = time.perf_counter() + sizes.row_s
+    while len(plain) < sizes.steps and (len(plain) < 4 or time.perf_counter() < ends):
+        with clocks_in(steps.engine, clocks):
+            clocks.begin()
+            parts.append(clocks.end(steps.step()))
+        plain.append(steps.step())
+    steps.end()
+    found = {part: statistics.median(row[part] for row in parts) for part in (*PARTS, "python")}
+    found["step"] = statistics.median(plain) * 1e3
+    return found, SUFFIX + WARM_UP_STEPS + len(plain)
+
+
+def measure(options: Options) -> Row:
+    """Run it; returns the result."""
+    configure_torch()
+    sizes = QUICK if options.quick else FULL
+    dtype = resolve_dtype(options.dtype)
+    config = read_model_config(options.model_dir)
+    peak = machine.measure_peak(dtype, quick=options.quick)
+    timed: list[tuple[int, int, str, dict[str, float], float]] = []
+    prefill: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory() as directory, _sender() as out:
+        store = ChunkStore([Path(directory)], cap_bytes=4 << 30)
+        steps = Steps(options, config, sizes, store, out)
+        for sampler in sizes.samplers:
+            for prefix in sizes.prefixes:
+                for batch in sizes.batches:
+                    progress(f"{batch} chats, prefix {prefix}, {sampler}")
+                    found = _decode_row(steps, sizes, batch, prefix, sampler)
+                    timed.append((batch, prefix, sampler, *found))
+        for tokens in sizes.chunks:
+            progress(f"prefill of {tokens}")
+            times = [steps.prefill(tokens) for _ in range(4 if options.quick else 8)]
+            prefill.append((tokens, statistics.median(times[1:])))
+        steps.engine.close()
+        store.close()
+    peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
+    return {
+        "model": options.model_name,
+        "dtype": "bf16" if dtype.itemsize == 2 else "fp32",
+        "machine": machine.describe(),
+        "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
+        "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
+        "suffix": SUFFIX,
+        "rows": [_row(config, dtype.itemsize, peak, *row) for row in timed],
+        "floors": [_floor_row(config, dtype.itemsize, peak, *row) for row in timed],
+        "prefill": [_prefill_row(config, peak, *row) for row in prefill],
+    }
+
+
+def _row(
+    config: ModelConfig,
+    item_bytes: int,
+    peak: Peak,
+    batch: int,
+    prefix: int,
+    sampler: str,
+    parts: dict[str, float],
+    suffix: float,
+) -> Row:
+    floor = floors(config, item_bytes, peak, batch, prefix, suffix)["step"]
+    busy = parts["scheduling"] + parts["answers"] + parts["python"]
+    return {
+        "batch": batch,
+        "prefix": prefix,
+        "sampler": sampler,
+        "step_ms": round(parts["step"], 3),
+        "floor_ms": round(floor, 3),
+        "floor_share": round(floor / parts["step"], 3),
+        "tok_s": round(batch / parts["step"] * 1e3, 1),
+        **{f"{part}_ms": round(parts[part], 3) for part in (*PARTS, "python")},
+        "overhead_share": round(busy / parts["step"], 3),
+    }
+
+
+def _floor_row(
+    config: ModelConfig,
+    item_bytes: int,
+    peak: Peak,
+    batch: int,
+    prefix: int,
+    sampler: str,
+    parts: dict[str, float],
+    suffix: float,
+) -> Row:
+    found = floors(config, item_bytes, peak, batch, prefix, suffix)
+    row: Row = {"batch": batch, "prefix": prefix, "sampler": sampler}
+    for part, floor in found.items():
+        row[f"{part}_ms"] = round(floor, 3)
+        row[f"{part}_share"] = round(floor / parts[part], 3) if parts[part] else 0.0
+    return row
+
+
+def _prefill_row(config: ModelConfig, peak: Peak, tokens: int, seconds: float) -> Row:
+    pairs = tokens * (tokens + 1) / 2
+    flops = config.num_layers * (
+        2.0 * tokens * layer_params(config) + 4.0 * config.num_heads * config.head_dim * pairs
+    )
+    floor = flops / peak.flops_per_s
+    return {
+        "tokens": tokens,
+        "step_ms": round(seconds * 1e3, 2),
+        "floor_ms": round(floor * 1e3, 2),
+        "floor_share": round(floor / seconds, 3),
+        "tok_s": round(tokens / seconds, 1),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    return run("step", __doc__, measure, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
