@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.batch import Segment
 from engine.config import EngineConfig
 from engine.loading import load
+from engine.memory.prefix_use import prefix_uses
 from engine.messages import (
     Cancel,
     Delta,
@@ -37,7 +38,6 @@ from engine.model.sampler import sample
 from engine.model.shaping import Shaping
 from engine.request import Request, State, Work, now
 from engine.restoration.chunk_store import ChunkStore
-from engine.restoration.memory_only import without_memory_only
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,6 @@ class Engine:
         self, config: EngineConfig, store: ChunkStore | None, emit: Callable[[FromEngine], None]
     ) -> None:
         """Load the model and make ready. Raises ModelError, and ValueError for a bad setting."""
-        store = None if store is None else without_memory_only(store)
         parts = load(config, store)
         self.info = parts.info
         self.context_length = parts.info.context_length
@@ -172,6 +171,7 @@ class Engine:
             disk_bytes=store.bytes_used if store is not None else 0,
             disk_cap_bytes=store.bytes_cap if store is not None else 0,
             last_step_age_ms=(now() - self._last_step) * 1e3,
+            prefixes=prefix_uses(scheduler.tree),
         )
 
     # -- the loop ------------------------------------------------------------------------------

@@ -15,9 +15,6 @@ FinishReason = Literal["eos", "stop", "length", "cancelled"]
 FailureKind = Literal["context_overflow", "queue_full", "internal", "engine_died"]
 
 
-MEMORY_ONLY = "m-"
-
-
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. Noise depends on seed, candidate and position alone."""
 
@@ -41,8 +38,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     token was never run).
     Prefixes share their common beginning within a scope and never across scopes. Turns of one
     chat that run at once are candidates: the same ids, each with its own number, and the chat's
-    K/V held and read once for all of them. A chat whose id begins with `MEMORY_ONLY` is never
-    written to disk (its prefix would be: it has none).
+    K/V held and read once for all of them. With `saves` false nothing of the turn is written to
+    disk, and the chat is not changed by it: it goes on from what is held of the chat, on a branch
+    that later turns with `saves` do not see. (Its prefix is written; to avoid that, send none.)
     """
 
     request_id: str
@@ -54,6 +52,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sampling: SamplingParams
     prefix_scope: str = ""  # whose prefix it is: an assistant
     candidate: int = 0  # sampling noise is a function of (seed, candidate, position)
+    saves: bool = True  # whether what this turn adds is checkpointed
     answered: int = 0  # of the last tokens: those of an answer that is gone on with
     top_logprobs: int | None = None  # likeliest tokens told beside each chosen one; None: nothing
     logit_bias: dict[int, float] = {}  # added to the logits of these token ids
@@ -202,6 +201,15 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str = ""
 
 
+class PrefixUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefixes of one scope in memory, held once, and the chats in memory behind them."""
+
+    scope: str
+    held_tokens: int
+    chats: int  # that run or rest in memory
+    chat_tokens: int  # of their prefixes: what they would hold if each had its own
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and counters since the engine started. Bytes and tokens as named."""
 
@@ -226,6 +234,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
     disk_cap_bytes: int
     last_step_age_ms: float  # time since the engine's loop last came round
+    prefixes: tuple[PrefixUse, ...] = ()
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):

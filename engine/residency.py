@@ -89,12 +89,15 @@ class Residency:
         prefix: Prefix,
         ids: list[int],
         evict: Callable[[], bool],
+        *,
+        saves: bool = True,
     ) -> bool:
         """Give work its path and its tail below what the chat has in memory already.
 
         At most len(ids) - 1 tokens are taken over: the last one has to be run. `evict` gives some
-        memory back, or says that there is nothing to give. False, and no change, without enough
-        pages for all of `ids` and one more.
+        memory back, or says that there is nothing to give. Work that `saves` takes over only what
+        is saved; other work changes nothing of that. False, and no change, without enough pages
+        for all of `ids` and one more.
         """
         root = self._chat(chat_id, prefix)
         if root is None:
@@ -108,10 +111,11 @@ class Residency:
         source: tuple[PrefixNode, int] | None = None
         at = 0
         while True:
-            found, common = closest(parent, ids[at:limit], computed=True)
+            found, common = closest(parent, ids[at:limit], computed=True, saves=saves)
             if found is None:
                 break
-            if found.idle and len(found) - common < PAGE_SIZE:
+            own = found.seq.saves is saves
+            if own and found.idle and len(found) - common < PAGE_SIZE:
                 self.truncate(found.seq, common)
                 tail = found
                 break
@@ -129,6 +133,7 @@ class Residency:
             at += len(node)
         if tail is None:
             tail = self.tree.add(parent, [])
+            tail.seq.saves = saves
         tail.tail_of = work
         work.tail = tail
         self._absorb(work, root)
@@ -154,7 +159,8 @@ class Residency:
             self.evict(chat_id)
             root = None
         if root is None:
-            root = Root(f"c-{chat_id}", prefix.length, prefix.digest)
+            behind = prefix.nodes[0].seq.owner if prefix.nodes else ""
+            root = Root(f"c-{chat_id}", prefix.length, prefix.digest, behind)
             self.tree.chats[chat_id] = root
         return root
 
@@ -165,6 +171,8 @@ class Residency:
         while (above := tail.parent) is not root:
             assert isinstance(above, PrefixNode), "a chat's node hangs below another chat"
             if len(above.children) > 1 or above.users != {work}:
+                break
+            if above.seq.saves is not tail.seq.saves:
                 break
             tail.seq.join(above.seq)
             work.path.remove(above)

@@ -26,11 +26,13 @@ class Reader(Protocol):
 class Root:
     """Where the tree of one owner begins: an assistant's prefixes, or a chat's history.
 
-    A chat's history lies behind a prefix: `position` tokens, whose digest is `before`.
+    A chat's history lies behind a prefix: `position` tokens, whose digest is `before`, of the
+    owner `behind`.
     """
 
-    def __init__(self, owner: str, position: int, before: IdDigest) -> None:
+    def __init__(self, owner: str, position: int, before: IdDigest, behind: str = "") -> None:
         self.owner = owner
+        self.behind = behind
         self.position = position
         self.before = before
         self.children: list[PrefixNode] = []
@@ -141,15 +143,18 @@ class PrefixTree:
 
 
 def closest(
-    parent: Root | PrefixNode, ids: list[int], computed: bool
+    parent: Root | PrefixNode, ids: list[int], computed: bool, saves: bool = False
 ) -> tuple[PrefixNode | None, int]:
     """The child that has the most tokens in common with `ids`, and how many.
 
-    Of several, one that ends there. With `computed`, only tokens that have K/V count.
+    Of several, one that ends there. With `computed`, only tokens that have K/V count; with
+    `saves`, only children that are checkpointed.
     """
     best: PrefixNode | None = None
     most = 0
     for child in parent.children:
+        if saves and not child.seq.saves:
+            continue
         held = child.seq.ids[: child.seq.num_computed] if computed else child.seq.ids
         common = common_length(held, ids)
         if common > most or 0 < common == most == len(held):

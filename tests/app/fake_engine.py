@@ -18,6 +18,7 @@ from engine.messages import (
     FailureKind,
     FinishReason,
     Phase,
+    PrefixUse,
     Status,
     Submit,
     TurnEvent,
@@ -154,6 +155,7 @@ class FakeEngine:
     cancelled: list[str] = field(default_factory=list)
     step_age_ms: float = 3.0
     stats_hang: bool = False
+    prefixes: list[PrefixUse] = field(default_factory=list)
     closed: bool = False
     _submitted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -224,8 +226,10 @@ class FakeEngine:
         if self.stats_hang:
             await asyncio.Event().wait()
         names = EngineStats.__struct_fields__
-        zeros = {name: 0 for name in names if name != "last_step_age_ms"}
-        return EngineStats(**zeros, last_step_age_ms=self.step_age_ms)
+        zeros = {name: 0 for name in names if name not in ("last_step_age_ms", "prefixes")}
+        return EngineStats(
+            **zeros, last_step_age_ms=self.step_age_ms, prefixes=tuple(self.prefixes)
+        )
 
     def on_death(self, callback: Callable[[], None]) -> None:
         pass
