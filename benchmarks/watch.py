@@ -35,6 +35,7 @@ from app.services import Services
 from app.settings import load_settings
 from app.streams import LiveTurn
 from benchmarks import machine
+from benchmarks.endless import endless_model
 from benchmarks.report import Options, Refused, Row, progress, run
 from sessions.migrate import upgrade
 
@@ -44,7 +45,6 @@ QUESTIONS = (
     "Tell the story of a lighthouse keeper, in many paragraphs.",
     "Explain how a bicycle works, step by step, as a numbered list with short paragraphs.",
 )
-NEVER_SAMPLED = 16  # a special token of the embedded model that it was not trained to say
 LENGTH = 4096  # tokens; no answer gets there
 SPIN_S = 0.005
 
@@ -61,19 +61,6 @@ class Sizes:
 
 QUICK = Sizes(chats=32, pairs=4, window_s=2.0, settle_s=1.0)
 FULL = Sizes(chats=32, pairs=8, window_s=2.0, settle_s=1.0)
-
-
-def endless_model(model_dir: Path, directory: Path) -> Path:
-    """The model with another end token: its answers go on to the limit of their length."""
-    copy = directory / model_dir.name
-    copy.mkdir()
-    for file in model_dir.iterdir():
-        if file.name in ("config.json", "generation_config.json"):
-            settings = json.loads(file.read_text()) | {"eos_token_id": NEVER_SAMPLED}
-            (copy / file.name).write_text(json.dumps(settings))
-        elif file.name != "digests.json":
-            (copy / file.name).symlink_to(file)
-    return copy
 
 
 @dataclass(frozen=True)
