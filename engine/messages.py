@@ -173,8 +173,8 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     restore_plan: str = ""  # how many layers came back in which way; "" when nothing was restored
     restore_predicted_ms: float | None = None  # of restore_ms; None: nothing was measured before
-    # (kind, start_ms, end_ms, tokens, layers) each, kinds read, compute, recompute; from the turn's
-    # receipt, at most 64
+    # (kind, start_ms, end_ms, tokens, layers) each, kinds read, compute, recompute; from the
+    # restore's start, at most 64
     restore_spans: list[tuple[str, float, float, int, int]] = []
 
 

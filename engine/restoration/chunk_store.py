@@ -49,7 +49,11 @@ class StripeRef(Protocol):
 
 
 class LoadedStripe(Protocol):
-    """Outcome of one read. `payload` is None when it was missing, torn or corrupt."""
+    """Outcome of one read. `payload` is None when it was missing, torn or corrupt.
+
+    `began` and `ended`: of the read that brought it in, seconds of `time.perf_counter`; both 0
+    when there was none.
+    """
 
     @property
     def ref(self) -> StripeRef: ...
@@ -57,6 +61,10 @@ class LoadedStripe(Protocol):
     def payload(self) -> Bytes | None: ...
     @property
     def error(self) -> str: ...
+    @property
+    def began(self) -> float: ...
+    @property
+    def ended(self) -> float: ...
 
 
 class ReadStream(Protocol):

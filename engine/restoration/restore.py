@@ -26,6 +26,7 @@ from engine.restoration.stripes import (
     put_kv,
     restored_parts,
 )
+from engine.restoration.timeline import SpanKind, SpanRecord, Timeline
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ READ_AHEAD_BYTES = 32 << 20  # of one restore
 STRIPES_PER_SLICE = 8  # brought in together: 512 rows fill the GEMM
 STRIPES_BESIDE_OTHERS = 2  # where whole layers run, so that one of them takes a few milliseconds
 WAIT_S = 0.002  # for the next stripe when there is nothing else to do
+
+_Did = tuple[SpanKind, int]  # what a step of a restore was, and of how many layers
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class RestoreJob:
         self.rejected: list[str] = []  # why a stripe was not used
         self.methods: set[str] = set()
         self.compute_s = 0.0
+        self.timeline = Timeline()
         self.finished = False
         self.ended = 0.0
         self.began = time.perf_counter()
@@ -83,7 +87,7 @@ class RestoreJob:
         self._recorder = recorder
         self._pending: list[LoadedStripe] = []  # came in, in order, not brought in yet
         self._slice: _Slice | None = None
-        self._steps: Iterator[None] | None = None  # what is left to do for the slice
+        self._steps: Iterator[_Did] | None = None  # what is left to do for the slice
         self._covered = seq.num_computed  # tokens up to here were brought in, or are a hole
         self._holes: list[tuple[int, int]] = []  # of tokens without K/V of absent layers
         depths = (absent_layers(ref, self._num_layers) or 0 for ref in refs)
@@ -102,6 +106,11 @@ class RestoreJob:
         """From the start of the first read to the last page written."""
         return ((self.ended or time.perf_counter()) - self.began) * 1e3
 
+    @property
+    def spans(self) -> list[SpanRecord]:
+        """When it read and computed, from its start; see `TurnStats.restore_spans`."""
+        return self.timeline.spans(self.began)
+
     def advance(self, budget_s: float, wait: bool) -> None:
         """Bring in what was read, for about `budget_s` seconds: at least a layer, if any is due.
 
@@ -112,15 +121,28 @@ class RestoreJob:
             if self._steps is None and not self._begin_slice(wait):
                 break
             if self._steps is not None:
-                began = time.perf_counter()
-                for _ in self._steps:
-                    if time.perf_counter() >= deadline:
-                        break
-                else:
-                    self._steps = self._slice = None
-                self.compute_s += time.perf_counter() - began
+                self._take_steps(deadline)
             if time.perf_counter() >= deadline:
                 break
+
+    def _take_steps(self, deadline: float) -> None:
+        """Go on with the slice until the deadline: at least one step."""
+        part = self._slice
+        assert self._steps is not None, "a slice was left before its end"
+        assert part is not None, "steps without a slice"
+        began = at = time.perf_counter()
+        while True:
+            did = next(self._steps, None)
+            ended = time.perf_counter()
+            if did is None:
+                self._steps = self._slice = None
+                break
+            kind, layers = did
+            self.timeline.add(kind, at, ended, part.start, part.end - part.start, layers)
+            at = ended
+            if ended >= deadline:
+                break
+        self.compute_s += time.perf_counter() - began
 
     def cancel(self) -> None:
         """Stop reading. Pages are not written by readers, so they can be released at once."""
@@ -163,7 +185,7 @@ class RestoreJob:
 
     def _begin_slice(self, wait: bool) -> bool:
         """Make the next slice the current one, or finish; False when nothing can be done now."""
-        self._pending.extend(self._stream.poll(WAIT_S if wait and not self._pending else 0.0))
+        self._take_in(self._stream.poll(WAIT_S if wait and not self._pending else 0.0))
         while self._pending and self._pending[0].payload is None:
             self.rejected.append(self._pending.pop(0).error)
         if not self._pending:
@@ -196,7 +218,16 @@ class RestoreJob:
         self._steps = self._bring_in(self._slice)
         return True
 
-    def _bring_in(self, part: _Slice) -> Iterator[None]:
+    def _take_in(self, stripes: list[LoadedStripe]) -> None:
+        """Put stripes that came in behind those that wait."""
+        for stripe in stripes:
+            ref = stripe.ref
+            if stripe.ended:
+                layers = len(ref.chunks)
+                self.timeline.add("read", stripe.began, stripe.ended, ref.start, ref.usable, layers)
+            self._pending.append(stripe)
+
+    def _bring_in(self, part: _Slice) -> Iterator[_Did]:
         """Write the K/V of a slice's tokens, all layers; pauses after each layer."""
         kept: dict[int, Tensor] = {}  # hidden states of a partial last stripe, by layer
         last = part.stripes[-1].ref
@@ -208,7 +239,7 @@ class RestoreJob:
                 raw = data[run[0].offset : run[-1].offset + run[-1].length]
                 layers = range(run[0].layer, run[-1].layer + 1)
                 put_kv(self._cache.kv, layers, self._slots(stripe.ref), raw, stripe.ref.num_tokens)
-        yield
+        yield "compute", layer_methods(part.stripes[0].ref).count("kv")
         if part.start > self._covered:
             self._holes.append((self._covered, part.start))
         if part.absent:
@@ -227,7 +258,7 @@ class RestoreJob:
         else:
             self.ranges.append((part.start, part.end))
 
-    def _run_absent(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[None]:
+    def _run_absent(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[_Did]:
         """K/V of the layers that are not stored: all but the last run in full, it is projected."""
         if part.absent > 1:
             self.methods.add("recompute")
@@ -236,7 +267,7 @@ class RestoreJob:
                     stop = min(end, at + STRIPES_PER_SLICE * PAGE_SIZE)
                     depth = self._deepest - 1
                     for _ in self._leading.run(self.seq, self._path, at, stop, depth):
-                        yield
+                        yield "recompute", 0
             self._holes = []
         inputs = self._leading.run(self.seq, self._path, part.start, part.end, part.absent - 1)
         for layer, hidden in enumerate(inputs):
@@ -244,9 +275,9 @@ class RestoreJob:
                 kept[layer] = hidden[-rest:].clone()
             if layer == part.absent - 1:
                 self._leading.decoder.restore(layer, hidden, *self._places(part))
-            yield
+            yield ("recompute", 1) if layer else ("compute", int(part.absent == 1))
 
-    def _project_stored(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[None]:
+    def _project_stored(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[_Did]:
         """K/V of the layers whose hidden states are stored."""
         dtype = self._cache.kv.dtype
         for i, chunk in enumerate(part.stripes[0].ref.chunks):
@@ -257,7 +288,7 @@ class RestoreJob:
             if rest:
                 kept[chunk.layer] = hidden[-rest:]
             self._leading.decoder.restore(chunk.layer, hidden, *self._places(part))
-            yield
+            yield "compute", 1
 
     # -- where things are ----------------------------------------------------------------------
 

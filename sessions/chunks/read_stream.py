@@ -31,6 +31,8 @@ class LoadedStripe:
     payload: Bytes | None
     error: str
     buffer: Buffer | None = None
+    began: float = 0.0  # of the read that brought it in, seconds of time.perf_counter
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +204,11 @@ class ReadStream:
             at += stripe.total
         for stripe in bad:
             self._on_bad(stripe)
+        ended = time.perf_counter()
+        for _, result in loaded:
+            result.began, result.ended = began, ended
         with self._pool.lock:
-            self._io_seconds += time.perf_counter() - began
+            self._io_seconds += ended - began
             self._num_running -= 1
             for place, result in loaded:
                 if result.payload is None or self._cancelled:

@@ -51,7 +51,10 @@ class StripeRef(Protocol):
 
 
 class LoadedStripe(Protocol):
-    """Outcome of one read; `payload` is None when the stripe was missing, torn or corrupt."""
+    """Outcome of one read; `payload` is None when the stripe was missing, torn or corrupt.
+
+    `began` and `ended`: of that read, seconds of `time.perf_counter`; both 0 when there was none.
+    """
 
     @property
     def ref(self) -> StripeRef: ...
@@ -59,3 +62,7 @@ class LoadedStripe(Protocol):
     def payload(self) -> Bytes | None: ...
     @property
     def error(self) -> str: ...
+    @property
+    def began(self) -> float: ...
+    @property
+    def ended(self) -> float: ...
