@@ -21,7 +21,7 @@ async def carry_over(repository: Repository, prompts: Prompts, chat: Chat) -> Ch
     """
     exchanges = _exchanges(await repository.path(chat.id))
     old = await repository.prefix_by_id(chat.prefix_id)
-    prefix = await prompts.new_prefix(chat.assistant_id)
+    prefix = await prompts.latest_prefix(chat)
     same_tokenizer = old.tokenizer_digest == prefix.tokenizer_digest
     room = int(prompts.context_limit * SHARE) - len(prefix.token_ids)
     taken: list[CarriedMessage] = []

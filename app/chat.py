@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from app.asking import MAX_ANSWERS, Asking
+from app.assistants.moving import move_to_latest
 from app.carry_over import carry_over
 from app.streams import TurnHub
 from app.turn_records import history_of
@@ -73,6 +74,15 @@ class ChatService(Asking):
         with self._only_one(chat.id):
             await self._resting_path(chat)
             return await carry_over(self._repository, self._prompts, chat)
+
+    async def move_to_latest(self, chat: Chat) -> bool:
+        """Go on with the latest version of the chat's assistant; False when it has that.
+
+        Raises TurnRunning, WrongModel, ContextOverflow, NoSuchPage.
+        """
+        with self._only_one(chat.id):
+            path = await self._resting_path(chat)
+            return await move_to_latest(self._repository, self._prompts, self._engine, chat, path)
 
     async def warm(self, chat: Chat) -> None:
         """Have the state of a chat that is being looked at brought back; a hint, never an error."""

@@ -61,6 +61,15 @@ def measured(settings: Settings, say: Say, *, again: bool = False) -> Measured:
     return found
 
 
+def kept(settings: Settings) -> Measured | None:
+    """The figures of the settings' model, None when some were not measured; measures nothing.
+
+    Raises ModelError when there is no such model.
+    """
+    model_dir = resolve_model(settings.model, settings.data_dir, lambda line: None)
+    return _kept(settings.engine_config(model_dir), read_model_config(model_dir))
+
+
 def _kept(config: EngineConfig, geometry: ModelConfig) -> Measured | None:
     cache = ProfileCache(Path(config.profile_path))
     disk = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from app.assistants.shared_text import AssistantPrefixes
 from app.faults import WrongModel
 from app.turn_records import history_of
 from engine.client import Engine
@@ -61,6 +62,7 @@ class Prompts:
         self._repository = repository
         self._engine = engine
         self._tokenizer = tokenizer
+        self._prefixes = AssistantPrefixes(repository, tokenizer)
 
     @property
     def tokenizer_digest(self) -> str:
@@ -72,7 +74,7 @@ class Prompts:
 
     async def of_new_chat(self, assistant: Assistant, text: str) -> Prompt:
         """Raises ContextOverflow."""
-        prefix = await self.new_prefix(assistant.id)
+        prefix = await self._prefixes.current(assistant.id)
         new_ids = await self.user_ids(text, first=True)
         sampling = self._sampling(assistant.sampling)
         return self._fitted(prefix, assistant.id, [], 0, new_ids, sampling)
@@ -117,11 +119,16 @@ class Prompts:
         text = OutputText(self._tokenizer, prompt.sampling.stop)
         return "".join(text.push(token)[0] for token in answer.token_ids)
 
-    async def new_prefix(self, assistant_id: str) -> Prefix:
-        """The prefix of an assistant's current version."""
-        version = await self._repository.assistant_version(assistant_id)
-        ids = await asyncio.to_thread(self._tokenizer.prefix_ids, version.system_prompt)
-        return await self._repository.prefix(version.id, self._tokenizer.digest, ids)
+    async def latest_prefix(self, chat: Chat) -> Prefix:
+        """Of the latest version that the chat's user may begin a chat with.
+
+        When the assistant was deleted, or is another user's alone by now, that is the chat's own.
+        """
+        if await self._repository.assistant(chat.user_id, chat.assistant_id) is not None:
+            return await self._prefixes.current(chat.assistant_id)
+        own = await self._repository.prefix_by_id(chat.prefix_id)
+        version = await self._repository.version(own.assistant_version_id)
+        return await self._prefixes.of(version)
 
     async def prefix_of(self, chat: Chat) -> Prefix:
         """Raises WrongModel."""
@@ -140,9 +147,7 @@ class Prompts:
         return SamplingParams(**{"seed": secrets.randbits(31), **overrides})
 
     async def _sampling_of(self, chat: Chat) -> SamplingParams:
-        known = await self._repository.assistants(chat.user_id)
-        overrides = next((one.sampling for one in known if one.id == chat.assistant_id), {})
-        return self._sampling(overrides)
+        return self._sampling(await self._repository.assistant_sampling(chat.assistant_id))
 
     def _fitted(
         self,

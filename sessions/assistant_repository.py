@@ -16,7 +16,8 @@ from sessions.assistant_records import (
 )
 from sessions.clock import Clock
 from sessions.database import Database
-from sessions.queries import people_assistants, usage
+from sessions.queries import assistants, people_assistants, usage
+from sessions.records import AssistantVersion
 
 
 class AssistantRepository:
@@ -67,6 +68,11 @@ class AssistantRepository:
         return await self._database.write(
             lambda db: people_assistants.delete(db, assistant_id, now)
         )
+
+    async def version(self, version_id: str) -> AssistantVersion:
+        """Raises NotFound."""
+        async with self._database.read() as db:
+            return await assistants.version_by_id(db, version_id)
 
     async def version_documents(self, version_id: str) -> list[AssistantDocument]:
         """In their order; none for an unknown version."""
@@ -122,3 +128,8 @@ class AssistantRepository:
         """All assistants, deleted ones that still have chats included."""
         async with self._database.read() as db:
             return await usage.assistants(db)
+
+    async def prefill_rate(self) -> tuple[int, int, float]:
+        """Of the latest turns that read a prompt: how many, tokens read, milliseconds of that."""
+        async with self._database.read() as db:
+            return await usage.prefill_rate(db)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from secrets import token_hex
 
+from app.assistants.shared_text import AssistantPrefixes
 from app.faults import InvalidField
 from app.history.import_file import Entry, ImportFile, ImportRefused
 from app.history.import_formats import chatgpt_chat, own_chat
@@ -139,9 +140,7 @@ class Importer:
             job.running = False
 
     async def _prefix(self, assistant: Assistant) -> Prefix:
-        version = await self._repository.assistant_version(assistant.id)
-        ids = await asyncio.to_thread(self._tokenizer.prefix_ids, version.system_prompt)
-        return await self._repository.prefix(version.id, self._tokenizer.digest, ids)
+        return await AssistantPrefixes(self._repository, self._tokenizer).current(assistant.id)
 
     async def _take(self, job: ImportJob, prefix: Prefix, entry: Entry) -> None:
         """Store one chat; what is wrong with it is noted and ends nothing."""

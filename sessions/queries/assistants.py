@@ -110,6 +110,14 @@ async def current_version(db: AsyncConnection, assistant_id: str) -> AssistantVe
     return AssistantVersion(**row)
 
 
+async def version_by_id(db: AsyncConnection, version_id: str) -> AssistantVersion:
+    query = select(*_VERSION_COLUMNS).where(models.AssistantVersion.id == version_id)
+    row = (await db.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise NotFound("assistant version", version_id)
+    return AssistantVersion(**row)
+
+
 async def ensure_prefix(
     db: AsyncConnection,
     version_id: str,

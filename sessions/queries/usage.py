@@ -182,3 +182,31 @@ def _chats_query() -> Select[*tuple[Any, ...]]:
         .join(models.Assistant, models.Assistant.id == models.AssistantVersion.assistant_id)
         .outerjoin(storage, storage.chat_id == chat.id)
     )
+
+
+RATED_TURNS = 200  # the latest ones
+
+
+async def prefill_rate(db: AsyncConnection) -> tuple[int, int, float]:
+    """Of the latest turns that read a prompt: how many, their tokens, and milliseconds of that."""
+    turn, latency = models.Turn, models.TurnLatency
+    tokens = latency.new_tokens + latency.recomputed_tokens
+    latest = (
+        select(tokens.label("tokens"), latency.prefill_ms)
+        .join(turn, turn.id == latency.turn_id)
+        # A prefix that the turn brought in itself is not in the time of its own prompt.
+        .where(latency.prefill_ms > 0, tokens >= 16, latency.prefix_computed_tokens == 0)
+        .order_by(turn.created_at.desc())
+        .limit(RATED_TURNS)
+        .subquery()
+    )
+    row = (
+        await db.execute(
+            select(
+                func.count(),
+                func.coalesce(func.sum(latest.c.tokens), 0),
+                func.coalesce(func.sum(latest.c.prefill_ms), 0.0),
+            )
+        )
+    ).one()
+    return row[0], row[1], row[2]
