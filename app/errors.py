@@ -11,6 +11,7 @@ from litestar.enums import MediaType
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
+from app.accounts.ask import ask_to_sign_in
 from app.api.errors import answer_api_error
 from app.faults import (
     ChatMoved,
@@ -19,13 +20,24 @@ from app.faults import (
     NoSuchPage,
     NotContinuable,
     NotRetryable,
+    TooManyTries,
     WrongModel,
+    WrongPassword,
 )
+from app.security import SignInRequired
 from app.security.middleware import is_api_path
 from app.services import HTTPRequest, is_fragment
 from app.views import Problem, Views
 from engine.errors import ContextOverflow, EngineUnavailable, QueueFull
-from sessions.errors import AlreadyQueued, NotFound, SessionsError, StaleParent, TurnRunning
+from sessions.errors import (
+    AlreadyQueued,
+    LinkNotValid,
+    NameTaken,
+    NotFound,
+    SessionsError,
+    StaleParent,
+    TurnRunning,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +54,8 @@ ENGINE_RETRY_S = 5
 def problem_of(error: Exception) -> Problem:
     """Status, words and way on for an error."""
     match error:
+        case WrongPassword():
+            return Problem(status=401, text=str(error), field=error.field)
         case InvalidField():
             return Problem(status=400, text=str(error), field=error.field)
         case ContextOverflow():
@@ -86,6 +100,22 @@ def problem_of(error: Exception) -> Problem:
                 link="/",
                 link_text="Start a new chat",
             )
+        case TooManyTries():
+            return Problem(
+                status=429,
+                text=f"{error} Try again in {_wait(error.retry_after_s)}.",
+                retry_after_s=error.retry_after_s,
+            )
+        case NameTaken():
+            return Problem(status=409, text="Somebody has this name; choose another.", field="name")
+        case LinkNotValid():
+            return Problem(
+                status=410,
+                text="This link is not valid any more.",
+                hint="It was used, taken back, or has expired. Ask for a new one.",
+                link="/",
+                link_text="To the start",
+            )
         case NoSuchPage() | NotFound():
             return Problem(
                 status=404,
@@ -111,6 +141,8 @@ def answer_error(request: HTTPRequest, error: Exception) -> Response[Any]:
     """The response for an error: a fragment, a page or JSON, as was asked for."""
     if is_api_path(request.url.path):
         return answer_api_error(request, error)
+    if isinstance(error, SignInRequired):
+        return ask_to_sign_in(request, request.app.state.views)
     problem = problem_of(error)
     if problem.status >= 500 and not isinstance(error, EngineUnavailable):
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -133,6 +165,10 @@ def problem_response(request: HTTPRequest, views: Views, problem: Problem) -> Re
 
 def _seconds(number: int) -> str:
     return "a second" if number == 1 else f"{number} seconds"
+
+
+def _wait(seconds: int) -> str:
+    return _seconds(seconds) if seconds < 90 else f"{round(seconds / 60)} minutes"
 
 
 def wants_json(request: HTTPRequest) -> bool:

@@ -54,3 +54,15 @@ class WrongModel(Fault):
     def __init__(self, chat_id: str) -> None:
         super().__init__("This chat was made with another model; it can be read, not continued.")
         self.chat_id = chat_id
+
+
+class WrongPassword(InvalidField):
+    """Name and password do not belong together; which of them is wrong is not told."""
+
+
+class TooManyTries(Fault):
+    """Passwords were tried too often; `retry_after_s` says when the next try is possible."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("There were too many tries.")
+        self.retry_after_s = retry_after_s

@@ -14,6 +14,7 @@ from litestar import Litestar
 from litestar.di import Provide
 from litestar.static_files import create_static_files_router
 
+from app.accounts.service import Accounts
 from app.api.service import Api
 from app.assets import STATIC, AssetUrls, keep_versioned_assets
 from app.assistants.loader import builtin_assistants
@@ -25,7 +26,7 @@ from app.history.purger import Purger
 from app.routes import ROUTE_HANDLERS
 from app.routes.v1 import API_ROUTER
 from app.routes.v1.description import describe
-from app.security import SecurityPlugin
+from app.security import OPEN, SecurityPlugin
 from app.services import Services, provide_services, stamp_receipt
 from app.settings import Settings
 from app.streams import TurnHub
@@ -66,12 +67,19 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
             *ROUTE_HANDLERS,
             API_ROUTER,
             describe,
-            create_static_files_router(path="/static", directories=[STATIC]),
+            create_static_files_router(path="/static", directories=[STATIC], opt=OPEN),
         ],
         dependencies={"services": Provide(provide_services, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[stamp_receipt],
-        plugins=[SecurityPlugin(allowed_hosts=settings.allowed_hosts)],
+        plugins=[
+            SecurityPlugin(
+                allowed_hosts=settings.allowed_hosts,
+                public_url=settings.public_url,
+                trusted_proxies=settings.trusted_proxies,
+                accounts_required=settings.accounts_required,
+            )
+        ],
         lifespan=[lifespan],
         before_send=[keep_versioned_assets],
         openapi_config=None,
@@ -123,6 +131,7 @@ async def _running(
             tokenizer=tokenizer,
             forget_deleted=upkeep.forget_deleted,
         )
+        accounts = Accounts(repository, chat.delete)
         await api.begin()
         app.state.repository = repository
         app.state.views = views
@@ -135,6 +144,7 @@ async def _running(
             chat=chat,
             views=views,
             finished=finished,
+            accounts=accounts,
             submissions=Submissions(),
             importer=importer,
             api=api,
@@ -146,6 +156,7 @@ async def _running(
         finally:
             hub.end_streams()
             await api.close()
+            accounts.close()
             await importer.close()
             await chat.close()
             await finished.close()

@@ -11,6 +11,7 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from app.accounts.service import Accounts
 from app.api.service import Api
 from app.chat import ChatService
 from app.finished_answers import FinishedAnswers
@@ -39,6 +40,7 @@ class Services:
     chat: ChatService
     views: Views
     finished: FinishedAnswers
+    accounts: Accounts
     submissions: Submissions
     importer: Importer
     api: Api

@@ -17,7 +17,7 @@ from app.assets import AssetUrls
 from app.conversation_views import AnswerView, note_of
 from app.live_turn import LiveTurn
 from app.rendering import render_markdown
-from app.security import csrf_token
+from app.security import csrf_token, known_user
 from app.timeline import timelines_of
 from app.turn_records import RETRYABLE, can_go_on
 from sessions.records import Latency, Message
@@ -25,6 +25,7 @@ from sessions.records import Latency, Message
 TEMPLATES = Path(__file__).parent.parent / "templates"
 TITLES = {  # of a page that shows nothing but a problem
     400: "This did not work",
+    401: "Not signed in",
     403: "Refused",
     404: "Not found",
     405: "This did not work",
@@ -134,6 +135,9 @@ class Views:
         """A whole page. Call it before the response starts: it may set the CSRF cookie."""
         common: dict[str, Any] = {
             "csrf_token": csrf_token(request),
+            "account": (account := known_user(request.scope)),
+            "signed_out": (required := request.app.state.accounts_required) and account is None,
+            "shows_latency": not required or (account is not None and account.is_operator),
             "chats": None,
             "current_chat_id": None,
             "older_after": "",

@@ -68,6 +68,11 @@ class AccountRepository:
         async with self._database.read() as db:
             return await belongings.num_chats(db, user_id)
 
+    async def running_chats(self, user_id: str) -> list[str]:
+        """Those in which an answer is being written."""
+        async with self._database.read() as db:
+            return await belongings.running_chats(db, user_id)
+
     # Signing in and out
 
     async def claim_account(
@@ -145,8 +150,8 @@ class AccountRepository:
 
         return await self._database.write(take)
 
-    async def sign_out(self, token_hash: str, guest_hash: str) -> User | None:
-        """End a login; the guest who was there before goes on under the hash `guest_hash`."""
+    async def sign_out(self, token_hash: str, guest: NewLogin) -> User | None:
+        """End a login; the guest who was there before, if any, gets the new one."""
         now = self._clock.now()
 
         async def leave(db: AsyncConnection) -> User | None:
@@ -154,12 +159,12 @@ class AccountRepository:
             await logins.revoke(db, token_hash, now)
             if found is None or found.guest_id is None:
                 return None
-            await logins.add(db, found.guest_id, NewLogin(token_hash=guest_hash), now)
+            await logins.add(db, found.guest_id, guest, now)
             return await accounts.user(db, found.guest_id)
 
         return await self._database.write(leave)
 
-    async def rotate_login(self, old_hash: str, new_hash: str) -> User | None:
+    async def rotate_login(self, old_hash: str, new: NewLogin) -> User | None:
         """Replace one login by another of the same user; None when the old one is not valid."""
         now = self._clock.now()
 
@@ -168,9 +173,7 @@ class AccountRepository:
             if found is None:
                 return None
             await logins.revoke(db, old_hash, now)
-            await logins.add(
-                db, found.user.id, NewLogin(token_hash=new_hash), now, guest_id=found.guest_id
-            )
+            await logins.add(db, found.user.id, new, now, guest_id=found.guest_id)
             return found.user
 
         return await self._database.write(rotate)

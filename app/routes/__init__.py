@@ -1,6 +1,7 @@
 """The HTTP interface: each module has its handlers and lists them in `HANDLERS`."""
 
 from app.routes import (
+    account,
     chat_list,
     chats,
     health,
@@ -8,7 +9,9 @@ from app.routes import (
     latency,
     messages,
     pages,
+    people,
     queued,
+    sign_in,
     turns,
 )
 
@@ -21,5 +24,8 @@ ROUTE_HANDLERS = [
     *messages.HANDLERS,
     *queued.HANDLERS,
     *latency.HANDLERS,
+    *sign_in.HANDLERS,
+    *account.HANDLERS,
+    *people.HANDLERS,
     *health.HANDLERS,
 ]

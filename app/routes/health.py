@@ -7,6 +7,7 @@ from typing import Any
 
 from litestar import Response, get
 
+from app.security import OPEN
 from app.services import UseServices
 from engine.errors import EngineUnavailable
 
@@ -14,13 +15,13 @@ STATS_WAIT_S = 2.0
 STUCK_MS = 10_000.0  # a step takes less by far, also with long prompts
 
 
-@get("/health", include_in_schema=False)
+@get("/health", include_in_schema=False, opt=OPEN)
 async def health() -> dict[str, str]:
     """The web process answers."""
     return {"status": "ok"}
 
 
-@get("/readyz", include_in_schema=False)
+@get("/readyz", include_in_schema=False, opt=OPEN)
 async def ready(services: UseServices) -> Response[dict[str, Any]]:
     """The engine is there and its loop comes round; 503 with the reason otherwise."""
     try:

@@ -7,6 +7,7 @@ from litestar.params import FromPath, FromQuery
 
 from app import chat_pages, pages
 from app.routes.browser import html, user_id_of, versioned_html
+from app.security import OPEN
 from app.services import HTTPRequest, UseServices
 
 
@@ -28,7 +29,7 @@ async def chat(
     return versioned_html(request, await chat_pages.chat_page(services, request, found))
 
 
-@get("/favicon.ico", include_in_schema=False, status_code=204)
+@get("/favicon.ico", include_in_schema=False, status_code=204, opt=OPEN)
 async def favicon() -> None:
     """Browsers ask for it unasked; there is none."""
 

@@ -11,15 +11,17 @@ const rejoinder = (() => {
 
   // -- Requests: the token is read when it is sent, so an old page outlives a new sign-in.
 
+  const token = () => cookie("__Host-rejoinder_csrf") || cookie("rejoinder_csrf");
+
   document.addEventListener("htmx:config:request", (event) => {
     const request = event.detail.ctx.request;
-    if (request.method !== "GET") request.headers["x-csrftoken"] = cookie("rejoinder_csrf");
+    if (request.method !== "GET") request.headers["x-csrftoken"] = token();
   });
 
   const post = (url) =>
     fetch(url, {
       method: "POST",
-      headers: { "x-csrftoken": cookie("rejoinder_csrf") },
+      headers: { "x-csrftoken": token() },
       body: new URLSearchParams(),
     });
 

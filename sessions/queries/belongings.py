@@ -19,6 +19,16 @@ async def num_chats(db: AsyncConnection, user_id: str) -> int:
     return number or 0
 
 
+async def running_chats(db: AsyncConnection, user_id: str) -> list[str]:
+    return list(
+        await db.scalars(
+            select(models.Chat.id).where(
+                models.Chat.user_id == user_id, models.Chat.running_group_id.is_not(None)
+            )
+        )
+    )
+
+
 async def hand_over(db: AsyncConnection, user_id: str, to: str) -> None:
     """Chats, deleted ones too, assistants, and all of the API."""
     theirs = select(models.Chat.import_key).where(

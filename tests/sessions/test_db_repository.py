@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sessions.account_records import NewLogin
 from sessions.errors import NotFound
 from sessions.queries import logins
 from sessions.records import AssistantSeed, User
@@ -25,10 +26,10 @@ async def test_user_is_found_by_a_valid_token_only(repository: Repository) -> No
     assert user.created_at.utcoffset() == timedelta(0)
     assert await repository.user_by_token("first hash") == user
     assert await repository.user_by_token("unknown") is None
-    assert await repository.rotate_login("first hash", "second hash") == user
+    assert await repository.rotate_login("first hash", NewLogin(token_hash="second hash")) == user
     assert await repository.user_by_token("first hash") is None
     assert await repository.user_by_token("second hash") == user
-    assert await repository.rotate_login("first hash", "third hash") is None
+    assert await repository.rotate_login("first hash", NewLogin(token_hash="third hash")) is None
     assert await repository.revoke_login("second hash")
     assert not await repository.revoke_login("second hash")
     assert await repository.user_by_token("second hash") is None

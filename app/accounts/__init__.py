@@ -1,0 +1,1 @@
+"""Accounts: names, passwords, throttling of sign-ins, links that work once."""
