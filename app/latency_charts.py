@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
-from sessions.records import Latency, TurnLatency
+from sessions.latency_records import TurnRecord
+from sessions.records import Latency
 
-BUCKET = timedelta(minutes=5)
+# Lines join what follows one another, points do not, bars are stacked.
+Kind = Literal["lines", "points", "bars"]
 Measure = Callable[[Latency], float | None]
 
 
@@ -28,12 +28,13 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     title: str
     unit: str
-    kind: Literal["lines", "bars"]
+    kind: Kind
     x_label: str
     x_is_time: bool
     x: list[float]
     x_text: list[str]
     series: list[Series]
+    x_step: float = 1.0  # between neighbours, where none is missing
 
     def rows(self) -> list[tuple[str, list[float | None]]]:
         """The table: one row for each x."""
@@ -41,22 +42,28 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return [(text, [c[i] for c in columns]) for i, text in enumerate(self.x_text)]
 
 
-def percentile(values: Iterable[float | None], percent: int) -> float | None:
-    """A percentile of what was measured, between neighbours; None of nothing."""
-    known = sorted(value for value in values if value is not None)
-    if len(known) < 2:
-        return known[0] if known else None
-    return statistics.quantiles(known, n=100, method="inclusive")[percent - 1]
+def turn_charts(turns: Sequence[TurnRecord], *, first: int) -> list[Chart]:
+    """Charts over turns of one chat, oldest first; `first` is the number of the first one."""
+    numbers = range(first, first + len(turns))
 
+    def chart(id: str, title: str, unit: str, kind: Kind, **series: Measure) -> Chart:
+        return _chart(
+            id,
+            title,
+            unit,
+            kind,
+            [
+                Series(
+                    label=label.replace("_", " "),
+                    values=[
+                        None if turn.latency is None else measure(turn.latency) for turn in turns
+                    ],
+                )
+                for label, measure in series.items()
+            ],
+        )
 
-def turn_charts(turns: Sequence[TurnLatency]) -> list[Chart]:
-    """Charts over the turns of one chat, or of one user, oldest first."""
-    latencies = [turn.latency for turn in turns]
-    x = [float(number) for number in range(1, len(turns) + 1)]
-
-    def chart(
-        id: str, title: str, unit: str, kind: Literal["lines", "bars"], **series: Measure
-    ) -> Chart:
+    def _chart(id: str, title: str, unit: str, kind: Kind, series: list[Series]) -> Chart:
         return Chart(
             id=id,
             title=title,
@@ -64,24 +71,40 @@ def turn_charts(turns: Sequence[TurnLatency]) -> list[Chart]:
             kind=kind,
             x_label="Turn",
             x_is_time=False,
-            x=x,
-            x_text=[f"{number:.0f}" for number in x],
-            series=[
-                Series(label=label.replace("_", " "), values=[measure(one) for one in latencies])
-                for label, measure in series.items()
-            ],
+            x=[float(number) for number in numbers],
+            x_text=[str(number) for number in numbers],
+            series=series,
         )
 
+    origins = {"first": "first turn", "resident": "in memory"}
+    origins |= {"restored": "restored", "recomputed": "recomputed"}
+    by_origin = [
+        Series(
+            label=words,
+            values=[turn.first_token_ms if turn.kind == kind else None for turn in turns],
+        )
+        for kind, words in origins.items()
+    ]
+    # Cut off by the end of the engine: the first token is known, and nothing else.
+    cut_off = [turn.first_token_ms if turn.kind == "unmeasured" else None for turn in turns]
+    if any(value is not None for value in cut_off):
+        by_origin.append(Series(label="interrupted", values=cut_off))
     return [
-        chart(
+        _chart(
             "first-token",
-            "Time to the first token, and what it was spent on",
+            "Time to the first token, by where the chat's state came from",
             "ms",
-            "lines",
-            first_token=lambda one: one.server_ttft_ms,
+            "points",
+            by_origin,
+        ),
+        chart(
+            "parts",
+            "What the first token waited for",
+            "ms",
+            "bars",
             queue=lambda one: one.queue_ms,
             restore=lambda one: one.restore_ms if one.restored_tokens else None,
-            prefill=lambda one: one.prefill_ms,
+            read=lambda one: one.prefill_ms,
         ),
         chart(
             "tokens",
@@ -95,6 +118,14 @@ def turn_charts(turns: Sequence[TurnLatency]) -> list[Chart]:
             new=lambda one: one.new_tokens,
         ),
         chart(
+            "prediction",
+            "Restoring, predicted and measured",
+            "ms",
+            "lines",
+            measured=lambda one: one.restore_ms if one.restored_tokens else None,
+            predicted=lambda one: one.restore_predicted_ms if one.restored_tokens else None,
+        ),
+        chart(
             "between-tokens",
             "Time between two tokens",
             "ms",
@@ -102,68 +133,4 @@ def turn_charts(turns: Sequence[TurnLatency]) -> list[Chart]:
             median=lambda one: one.itl_p50_ms,
             p95=lambda one: one.itl_p95_ms,
         ),
-    ]
-
-
-def server_charts(turns: Sequence[TurnLatency]) -> list[Chart]:
-    """Charts over all users' turns, summed up in intervals: no chat can be told apart."""
-    buckets: dict[datetime, list[Latency]] = {}
-    for turn in turns:
-        since = turn.created_at - datetime(1970, 1, 1, tzinfo=UTC)
-        start = turn.created_at - since % BUCKET
-        buckets.setdefault(start, []).append(turn.latency)
-    starts = sorted(buckets)
-
-    def chart(
-        id: str,
-        title: str,
-        unit: str,
-        kind: Literal["lines", "bars"],
-        **series: Callable[[list[Latency]], float | None],
-    ) -> Chart:
-        return Chart(
-            id=id,
-            title=title,
-            unit=unit,
-            kind=kind,
-            x_label="Five minutes from (UTC)",
-            x_is_time=True,
-            x=[start.timestamp() for start in starts],
-            x_text=[start.strftime("%Y-%m-%d %H:%M") for start in starts],
-            series=[
-                Series(
-                    label=label.replace("_", " "), values=[sums(buckets[start]) for start in starts]
-                )
-                for label, sums in series.items()
-            ],
-        )
-
-    return [
-        chart(
-            "server-first-token",
-            "Time to the first token, all chats",
-            "ms",
-            "lines",
-            median=lambda ones: percentile((one.server_ttft_ms for one in ones), 50),
-            p95=lambda ones: percentile((one.server_ttft_ms for one in ones), 95),
-        ),
-        chart(
-            "server-tokens",
-            "Where the prompts' tokens came from, all chats",
-            "tokens",
-            "bars",
-            shared_prefix=lambda ones: sum(one.prefix_tokens for one in ones),
-            in_memory=lambda ones: sum(one.resident_tokens for one in ones),
-            restored=lambda ones: sum(one.restored_tokens for one in ones),
-            recomputed=lambda ones: sum(one.recomputed_tokens for one in ones),
-            new=lambda ones: sum(one.new_tokens for one in ones),
-        ),
-        chart(
-            "server-between-tokens",
-            "Time between two tokens, median of the turns' medians",
-            "ms",
-            "lines",
-            median=lambda ones: percentile((one.itl_p50_ms for one in ones), 50),
-        ),
-        chart("server-turns", "Turns", "turns", "bars", turns=lambda ones: len(ones)),
     ]

@@ -84,13 +84,15 @@ class TurnRunner:
         server_ttft_ms = None if first_token_at is None else (first_token_at - received_at) * 1e3
         outcome = outcome_of(end, server_ttft_ms)
         try:
-            await self._store_end(live, outcome)
+            await self._store_end(live, outcome, server_ttft_ms)
             await self._after_end(live.chat_id)
         finally:
             self._tasks.pop(live.turn_id, None)
             self._hub.close(live)
 
-    async def _store_end(self, live: LiveTurn, outcome: Outcome) -> None:
+    async def _store_end(
+        self, live: LiveTurn, outcome: Outcome, first_token_ms: float | None
+    ) -> None:
         """Store the answer; a database that refuses (a full disk) is asked again and again.
 
         When the server ends meanwhile, the saved progress stands and the next start marks the
@@ -106,6 +108,7 @@ class TurnRunner:
                     text=live.text,
                     token_ids=live.token_ids,
                     latency=outcome.latency,
+                    first_token_ms=first_token_ms,
                 )
                 return
             except Exception:

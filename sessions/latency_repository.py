@@ -20,13 +20,6 @@ class LatencyRepository:
         async with self._database.read() as db:
             return await latencies.of_chat(db, chat_id)
 
-    async def recent_latency(
-        self, *, limit: int = 500, since: datetime | None = None
-    ) -> list[TurnLatency]:
-        """The server's latest records, oldest first."""
-        async with self._database.read() as db:
-            return await latencies.recent(db, limit, since)
-
     async def number_of_turns(self, chat_id: str) -> int:
         async with self._database.read() as db:
             return await latencies.number_of_turns(db, chat_id)

@@ -1,5 +1,5 @@
 // Draws the charts of a latency page from its JSON: {charts: [{id, title, unit, kind, x_label,
-// x_is_time, x, x_text, series: [{label, values}]}]}. The tables beside them say the same.
+// x_is_time, x, x_step, x_text, series: [{label, values}]}]}. The tables beside them say the same.
 "use strict";
 
 (() => {
@@ -62,7 +62,7 @@
   };
 
   const xRange = (chart) => {
-    const pad = chart.x_is_time ? 300 : 0.6;
+    const pad = chart.x_is_time ? chart.x_step : 0.6;
     return [chart.x[0] - pad, chart.x[chart.x.length - 1] + pad];
   };
 
@@ -74,10 +74,11 @@
 
   const says = (value) => (value === null || value === undefined ? "\u2013" : figure.format(value));
 
-  const lineSeries = (series, index) => ({
+  const lineSeries = (chart) => (series, index) => ({
     label: `${SYMBOLS[index % 5]} ${series.label}`,
     stroke: seriesColour(index),
-    width: 2,
+    width: chart.kind === "points" ? 0 : 2,
+    paths: chart.kind === "points" ? () => null : undefined,
     dash: DASHES[index % 5],
     spanGaps: false,
     points: { show: false },
@@ -90,7 +91,8 @@
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.font = `${Math.round(11 * devicePixelRatio)}px sans-serif`;
-    const sparse = Math.ceil(chart.x.length / 60); // symbols of many points would hide the line
+    // Symbols of many points would hide the line; where there is none, all are needed.
+    const sparse = chart.kind === "points" ? 1 : Math.ceil(chart.x.length / 60);
     chart.series.forEach((series, index) => {
       context.fillStyle = seriesColour(index);
       series.values.forEach((value, at) => {
@@ -126,7 +128,7 @@
   const draw = (holder, chart) => {
     const bars = chart.kind === "bars";
     const values = bars ? stack(chart) : chart.series.map((series) => series.values);
-    const described = chart.series.map(bars ? barSeries(chart) : lineSeries);
+    const described = chart.series.map((bars ? barSeries : lineSeries)(chart));
     const options = {
       width: Math.max(200, holder.clientWidth),
       height: HEIGHT,

@@ -24,24 +24,12 @@ _COLUMNS = (
 
 
 async def of_chat(db: AsyncConnection, chat_id: str) -> list[TurnLatency]:
-    return await _records(
-        db,
-        _measured_query().where(models.Turn.chat_id == chat_id).order_by(models.Turn.created_at),
+    query = (
+        select(*_COLUMNS)
+        .join(models.TurnLatency, models.TurnLatency.turn_id == models.Turn.id)
+        .where(models.Turn.chat_id == chat_id)
+        .order_by(models.Turn.created_at)
     )
-
-
-async def recent(db: AsyncConnection, limit: int, since: datetime | None) -> list[TurnLatency]:
-    query = _measured_query().order_by(models.Turn.created_at.desc()).limit(limit)
-    if since is not None:
-        query = query.where(models.Turn.created_at >= since)
-    return (await _records(db, query))[::-1]
-
-
-def _measured_query() -> Select[*tuple[Any, ...]]:
-    return select(*_COLUMNS).join(models.TurnLatency, models.TurnLatency.turn_id == models.Turn.id)
-
-
-async def _records(db: AsyncConnection, query: Select[*tuple[Any, ...]]) -> list[TurnLatency]:
     return [
         TurnLatency(
             turn_id=row["turn_id"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from app.errors import problem_of
 from app.faults import InvalidField
-from app.latency_charts import percentile, server_charts, turn_charts
+from app.latency_charts import turn_charts
 from app.message_text import TITLE_CHARS, clean_text, clean_title, title_of
 from app.submissions import Submissions
 from app.timeline import latency_line, timelines_of
 from app.turn_records import history_of, outcome_of
 from engine.errors import QueueFull
 from engine.messages import Failed, FailureKind
-from sessions.records import Latency, Message, TurnLatency
+from sessions.latency_records import TurnRecord
+from sessions.records import Latency, Message
 from tests.app.fake_engine import stats
 
 NOW = datetime(2026, 3, 1, 10, 2, tzinfo=UTC)
@@ -30,9 +31,16 @@ def latency(**changes: object) -> Latency:
     return Latency(**msgspec.structs.asdict(stats(**changes)), server_ttft_ms=96.4)
 
 
-def record(at: datetime, **changes: object) -> TurnLatency:
-    return TurnLatency(
-        turn_id="t", chat_id="c", message_id="m", created_at=at, latency=latency(**changes)
+def record(**changes: object) -> TurnRecord:
+    return TurnRecord(
+        turn_id="t",
+        chat_id="c",
+        message_id="m",
+        created_at=NOW,
+        ended_at=NOW,
+        outcome="complete",
+        first_token_ms=96.4,
+        latency=latency(**changes),
     )
 
 
@@ -201,34 +209,16 @@ def test_the_line_tells_a_shared_prompt_from_one_that_this_turn_brought() -> Non
 
 
 def test_charts_say_what_their_tables_say_and_unknown_is_no_zero() -> None:
-    turns = [record(NOW, itl_p50_ms=None, restored_tokens=0), record(NOW)]
-    charts = {chart.id: chart for chart in turn_charts(turns)}
-    assert [x for x, _ in charts["tokens"].rows()] == ["1", "2"]
+    turns = [record(itl_p50_ms=None, restored_tokens=0), record()]
+    charts = {chart.id: chart for chart in turn_charts(turns, first=7)}
+    assert [x for x, _ in charts["tokens"].rows()] == ["7", "8"]
     median, _ = charts["between-tokens"].series
     assert median.values == [None, 20.0]
-    restore = next(one for one in charts["first-token"].series if one.label == "restore")
+    restore = next(one for one in charts["parts"].series if one.label == "restore")
     assert restore.values == [None, 38.2]
-    assert turn_charts([])[0].rows() == []
-
-
-def test_the_servers_charts_sum_up_intervals() -> None:
-    turns = [
-        record(NOW, restored_tokens=10),
-        record(NOW + timedelta(seconds=30), restored_tokens=5),
-        record(NOW + timedelta(minutes=5), restored_tokens=1),
-    ]
-    charts = {chart.id: chart for chart in server_charts(turns)}
-    assert charts["server-turns"].series[0].values == [2, 1]
-    assert charts["server-turns"].x_text == ["2026-03-01 10:00", "2026-03-01 10:05"]
-    restored = next(one for one in charts["server-tokens"].series if one.label == "restored")
-    assert restored.values == [15, 1]
-
-
-def test_percentiles_lie_between_neighbours() -> None:
-    assert percentile([None, 1.0, 3.0, None, 2.0], 50) == 2.0
-    assert percentile([0.0, 100.0], 95) == pytest.approx(95.0)
-    assert percentile([4.0], 95) == 4.0
-    assert percentile([None], 50) is None
+    first = {one.label: one.values for one in charts["first-token"].series}
+    assert (first["in memory"], first["restored"]) == ([96.4, None], [None, 96.4])
+    assert turn_charts([], first=1)[0].rows() == []
 
 
 @pytest.mark.anyio

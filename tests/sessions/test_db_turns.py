@@ -96,7 +96,6 @@ async def test_finish_stores_answer_and_measurements(repository: Repository, cha
     [record] = await repository.chat_latency(turn.chat_id)
     assert (record.turn_id, record.message_id) == (turn.id, turn.message_id)
     assert record.latency == latency
-    assert await repository.recent_latency() == [record]
 
 
 async def test_turn_ends_once(repository: Repository, chats: Chats) -> None:
@@ -241,25 +240,3 @@ async def test_crash_leaves_interrupted_and_retryable_turns(
         ]
     finally:
         await database.close()
-
-
-async def test_recent_latency_is_the_latest_oldest_first(
-    repository: Repository, chats: Chats
-) -> None:
-    turns = []
-    for number in range(5):
-        turn = await chats.start(f"turn {number}")
-        await repository.finish_turn(
-            turn.id,
-            status="complete",
-            finish_reason="eos",
-            error=None,
-            text="",
-            token_ids=[],
-            latency=_latency(tokens_out=number),
-        )
-        turns.append(turn)
-    records = await repository.recent_latency(limit=3)
-    assert [record.latency.tokens_out for record in records] == [2, 3, 4]
-    records = await repository.recent_latency(since=turns[3].created_at)
-    assert [record.turn_id for record in records] == [turns[3].id, turns[4].id]
