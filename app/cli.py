@@ -1,62 +1,26 @@
-"""The command line: `rejoinder serve`, `check`, `profile`, `plan`, `keys`, `db`, `setup`."""
+"""The command line: `rejoinder serve`, `check`, `profile`, `plan`, `keys`, `users`, `db` ..."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
+from app.cli_options import load, setting_options
+from app.cli_users import users
 from app.data_lock import DataDirectoryBusy, lock_data_dir
 from app.progress import StepFailed, run_command, step
-from app.settings import (
-    Settings,
-    SettingsError,
-    allowed,
-    load_settings,
-    option_name,
-    unknown_variables,
-)
+from app.settings import Settings
 from engine.errors import EngineError
 from engine.profile.shapes import SHAPES
 from sessions.errors import SessionsError
 from sessions.migrate import expire_backups, is_outdated, require_current, upgrade
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _MEASURED = ("data_dir", "model", "dtype", "threads", "checkpoint_dirs", "checkpoint_cap_mib")
-
-
-def _setting_options(*names: str) -> Callable[[F], F]:
-    """One option for each setting named, and --config for the file."""
-
-    def decorate(command: F) -> F:
-        for name in reversed(names):
-            text = f"{Settings.model_fields[name].description} [{allowed(name)}]"
-            command = click.option(
-                option_name(name), name, metavar="VALUE", help=text.replace("`", "")
-            )(command)
-        path = click.Path(path_type=Path)
-        return click.option(
-            "--config", type=path, help="settings file, instead of rejoinder.toml in the data dir"
-        )(command)
-
-    return decorate
-
-
-def _load(options: dict[str, Any]) -> Settings:
-    """Settings from options that were given; a bad one ends the program with its range."""
-    config = options.pop("config", None)
-    for variable in unknown_variables():
-        click.echo(f"warning: {variable} is no setting; it is ignored", err=True)
-    try:
-        return load_settings({k: v for k, v in options.items() if v is not None}, config)
-    except SettingsError as error:
-        raise click.ClickException(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -76,10 +40,10 @@ def main() -> None:
 
 @main.command()
 @click.option("--migrate", is_flag=True, help="bring an outdated database schema up to date")
-@_setting_options(*Settings.model_fields)
+@setting_options(*Settings.model_fields)
 def serve(migrate: bool, **options: Any) -> None:
     """Serve until interrupted."""
-    settings = _load(options)
+    settings = load(options)
     from app.server import AddressUnusable, run_server
 
     with _locked(settings):
@@ -95,10 +59,10 @@ def serve(migrate: bool, **options: Any) -> None:
 
 @main.command()
 @click.option("--dev", is_flag=True, help="also what only tests need")
-@_setting_options("data_dir", "model")
+@setting_options("data_dir", "model")
 def setup(dev: bool, **options: Any) -> None:
     """Bring front-end files, the embedded model and the database schema up to date."""
-    settings = _load(options)
+    settings = load(options)
     from app.setup_assets import set_up_assets
     from app.setup_model import set_up_embedded_model
 
@@ -117,13 +81,13 @@ def setup(dev: bool, **options: Any) -> None:
 
 @main.command()
 @click.option("--repair", is_flag=True, help="put right what can be, dropping doubtful checkpoints")
-@_setting_options("data_dir", "checkpoint_dirs", "checkpoint_cap_mib")
+@setting_options("data_dir", "checkpoint_dirs", "checkpoint_cap_mib")
 def check(repair: bool, **options: Any) -> None:
     """Check database, index and checkpoint files of a stopped server against each other.
 
     Ends with status 1 when something is wrong and was not put right.
     """
-    settings = _load(options)
+    settings = load(options)
     from app.check import check_data
     from sessions.chunks import ChunkStoreError
 
@@ -148,13 +112,13 @@ def check(repair: bool, **options: Any) -> None:
 
 @main.command()
 @click.option("--again", is_flag=True, help="measure all of it anew")
-@_setting_options(*_MEASURED)
+@setting_options(*_MEASURED)
 def profile(again: bool, **options: Any) -> None:
     """Show what this machine can do with the model: disk, layers, shared reads of prefixes.
 
     What was not measured yet is measured now, which takes some seconds.
     """
-    settings = _load(options)
+    settings = load(options)
     from app.planning import measured, profile_lines
 
     try:
@@ -195,7 +159,7 @@ def profile(again: bool, **options: Any) -> None:
     help="the smallest checkpoint with the first token within this time, "
     "instead of the fastest restore",
 )
-@_setting_options(*_MEASURED)
+@setting_options(*_MEASURED)
 def plan(
     tokens: int,
     prefix: int,
@@ -210,7 +174,7 @@ def plan(
     (half as large as K/V in models with as many KV heads as heads), or its K/V. Reads and compute
     overlap, so the best mix keeps both equally busy.
     """
-    settings = _load(options)
+    settings = load(options)
     from app.planning import Question, measured, plan_lines
 
     try:
@@ -236,12 +200,12 @@ def keys() -> None:
     type=click.IntRange(1, 65536),
     help="requests that the key may have at once; otherwise as many as its user may",
 )
-@_setting_options("data_dir")
+@setting_options("data_dir")
 def keys_create(name: str, user_id: str | None, max_requests: int | None, **options: Any) -> None:
     """Make a key and show it, this once."""
     from app.api.key_admin import create_key
 
-    settings = _load(options)
+    settings = load(options)
     try:
         key, record = create_key(settings.database_path, name[:200], user_id, max_requests)
     except SessionsError as error:
@@ -251,12 +215,12 @@ def keys_create(name: str, user_id: str | None, max_requests: int | None, **opti
 
 
 @keys.command("list")
-@_setting_options("data_dir")
+@setting_options("data_dir")
 def keys_list(**options: Any) -> None:
     """List all keys, as far as they can be known again."""
     from app.api.key_admin import key_line, list_keys
 
-    settings = _load(options)
+    settings = load(options)
     try:
         found = list_keys(settings.database_path)
     except SessionsError as error:
@@ -267,12 +231,12 @@ def keys_list(**options: Any) -> None:
 
 @keys.command("revoke")
 @click.argument("key_id")
-@_setting_options("data_dir")
+@setting_options("data_dir")
 def keys_revoke(key_id: str, **options: Any) -> None:
     """End a key, by its id in the list: requests with it are refused from now on."""
     from app.api.key_admin import revoke_key
 
-    settings = _load(options)
+    settings = load(options)
     try:
         revoked = revoke_key(settings.database_path, key_id)
     except SessionsError as error:
@@ -288,10 +252,10 @@ def db() -> None:
 
 
 @db.command("upgrade")
-@_setting_options("data_dir")
+@setting_options("data_dir")
 def db_upgrade(**options: Any) -> None:
     """Create the database or bring its schema up to date, after a backup."""
-    _upgrade(_load(options))
+    _upgrade(load(options))
 
 
 def _upgrade(settings: Settings) -> None:
@@ -304,6 +268,9 @@ def _upgrade(settings: Settings) -> None:
             upgrade(path, settings.backup_dir, click.echo)
     except SessionsError as error:
         raise click.ClickException(str(error)) from error
+
+
+main.add_command(users)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ def _run(settings: Settings, sockets: list[socket.socket]) -> None:
         log_config=None,
         access_log=settings.log_level == "debug",
         server_header=False,
+        proxy_headers=False,  # whom to believe is our own matter
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )
     server = _Server(config)

@@ -41,7 +41,9 @@ async def serving(settings: Settings, engine: FakeEngine) -> AsyncIterator[Serve
     app = create_app(settings, engine=engine)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, lifespan="on")
+    config = uvicorn.Config(
+        app, log_config=None, timeout_graceful_shutdown=5, lifespan="on", proxy_headers=False
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
