@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from app.logs import configure_logging
 from app.scratch_store import scratch_store
 from engine.config import EngineConfig
 from engine.process import ORPHAN_LIMIT_S, Emit, EngineCore, serve
@@ -70,13 +71,11 @@ def main() -> int:
     """Serve the app at the other end of the given socket; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", choices=("console", "json"), default="console")
     parser.add_argument("socket", type=int, help="file descriptor of a connected socket")
     arguments = parser.parse_args()
     faulthandler.enable()
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s engine: %(name)s: %(message)s",
-    )
+    configure_logging(arguments.log_level, arguments.log_format, process="engine")
     with socket.socket(fileno=arguments.socket) as sock, ExitStack() as at_end:
         sock.set_inheritable(False)
         return serve(partial(make_engine, at_end=at_end), sock)

@@ -13,6 +13,7 @@ from litestar.types import ExceptionHandlersMap
 
 from app.accounts.ask import ask_to_sign_in
 from app.api.errors import answer_api_error
+from app.assistants.service import NotYours
 from app.faults import (
     ChatMoved,
     Fault,
@@ -20,6 +21,7 @@ from app.faults import (
     NoSuchPage,
     NotContinuable,
     NotRetryable,
+    ServerDraining,
     TooManyTries,
     WrongModel,
     WrongPassword,
@@ -74,6 +76,13 @@ def problem_of(error: Exception) -> Problem:
                 hint=f"Try again in {_seconds(error.retry_after_s)}; your text is still here.",
                 retry_after_s=error.retry_after_s,
             )
+        case ServerDraining():
+            return Problem(
+                status=503,
+                text="The server is being restarted.",
+                hint=f"Try again in {_seconds(error.retry_after_s)}; your text is still here.",
+                retry_after_s=error.retry_after_s,
+            )
         case EngineUnavailable():
             return Problem(
                 status=503,
@@ -90,6 +99,8 @@ def problem_of(error: Exception) -> Problem:
             text = "One message of this chat waits for its answer already; it keeps one."
             hint = "Withdraw that one, or wait until it was sent; your text is still here."
             return _moved(text, error.chat_id, hint=hint)
+        case NotYours():
+            return Problem(status=403, text=str(error), link="/assistants", link_text="Assistants")
         case NotRetryable() | NotContinuable():
             return _moved(str(error), error.chat_id, hint="")
         case WrongModel():
@@ -173,7 +184,7 @@ def _wait(seconds: int) -> str:
 
 def wants_json(request: HTTPRequest) -> bool:
     path = request.url.path
-    return path.endswith(".json") or path in ("/health", "/readyz")
+    return path.endswith(".json") or path in ("/health", "/healthz", "/readyz")
 
 
 def _moved(text: str, chat_id: str, *, hint: str = "Your text is still here.") -> Problem:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engine.errors import EngineUnavailable
+
 
 class Fault(Exception):
     """Base of the application's own errors; the message can be shown to the user."""
@@ -65,4 +67,12 @@ class TooManyTries(Fault):
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("There were too many tries.")
+        self.retry_after_s = retry_after_s
+
+
+class ServerDraining(EngineUnavailable):
+    """The server is about to end and takes no new question."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("The server is being restarted.")
         self.retry_after_s = retry_after_s

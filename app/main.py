@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from types import FrameType
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from litestar import Litestar
 from litestar.di import Provide
@@ -19,10 +16,14 @@ from app.api.service import Api
 from app.assets import STATIC, AssetUrls, keep_versioned_assets
 from app.assistants.loader import builtin_assistants
 from app.chat import ChatService
+from app.drain import Drain
+from app.engine_gate import EngineGate
 from app.errors import EXCEPTION_HANDLERS
 from app.finished_answers import FinishedAnswers
 from app.history.importer import Importer
 from app.history.purger import Purger
+from app.metrics import Metrics
+from app.request_log import RequestLog, add_request_id
 from app.routes import ROUTE_HANDLERS
 from app.routes.v1 import API_ROUTER
 from app.routes.v1.description import describe
@@ -33,7 +34,7 @@ from app.streams import TurnHub
 from app.submissions import Submissions
 from app.upkeep import Upkeep
 from app.views import Views
-from engine.client import Engine, EngineClient
+from engine.client import DEFAULT_COMMAND, Engine, EngineClient
 from engine.model.source import resolve_model
 from engine.model.tokenizer import ChatTokenizer
 from sessions.database import Database
@@ -81,7 +82,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
             )
         ],
         lifespan=[lifespan],
-        before_send=[keep_versioned_assets],
+        before_send=[keep_versioned_assets, add_request_id],
         openapi_config=None,
         request_max_body_size=settings.max_message_chars * FORM_BYTES_PER_CHAR + FORM_BYTES,
         logging_config=None,  # the command line decides what is logged
@@ -104,7 +105,15 @@ async def _running(
     )
     tokenizer = await asyncio.to_thread(ChatTokenizer, model_dir)
     if engine is None:
-        engine = await EngineClient.start(settings.engine_config(model_dir))
+        engine = await EngineClient.start(
+            settings.engine_config(model_dir),
+            command=[*DEFAULT_COMMAND, *settings.engine_log_options],
+            watchdog_s=settings.watchdog_s,
+        )
+    metrics = Metrics()
+    engine = gate = EngineGate(engine, metrics)
+    drain = Drain(gate, limit_s=settings.drain_s)
+    app.asgi_handler = RequestLog(app.asgi_handler, metrics)
     try:
         views = Views(assets)
         finished = FinishedAnswers(repository)
@@ -139,6 +148,8 @@ async def _running(
             settings=settings,
             repository=repository,
             engine=engine,
+            gate=gate,
+            metrics=metrics,
             hub=hub,
             upkeep=upkeep,
             chat=chat,
@@ -151,7 +162,8 @@ async def _running(
         )
         chat.queued.begin()
         try:
-            with _streams_end_on_signals(hub, api):
+            streams = (hub.end_streams, api.end_streams)
+            with drain.on_signals(streams, shown=lambda: not hub.running()):
                 yield
         finally:
             hub.end_streams()
@@ -163,7 +175,7 @@ async def _running(
             await purger.close()
             await upkeep.close()
     finally:
-        await engine.close()
+        await drain.close_engine()
 
 
 async def _recover(repository: Repository) -> None:
@@ -172,33 +184,3 @@ async def _recover(repository: Repository) -> None:
     if interrupted:
         logger.warning("answers that the last end cut off: %d", len(interrupted))
     await repository.sync_builtin_assistants(builtin_assistants())
-
-
-@contextmanager
-def _streams_end_on_signals(hub: TurnHub, api: Api) -> Iterator[None]:
-    """End event streams when the server is told to stop.
-
-    uvicorn waits for open connections before it runs the lifespan's end, and a stream stays open
-    as long as its turn runs.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(hub.end_streams)
-        loop.call_soon_threadsafe(api.end_streams)
-        previous = before[signal.Signals(number)]
-        if callable(previous):
-            previous(number, frame)
-
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is on_signal:
-                signal.signal(number, handler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -14,6 +13,7 @@ from typing import Any
 import click
 import uvicorn
 
+from app.logs import configure_logging
 from app.main import create_app
 from app.progress import step
 from app.settings import Settings
@@ -100,17 +100,13 @@ def _run(settings: Settings, sockets: list[socket.socket]) -> None:
     # The directory instead of the name it was found by, so that nothing is verified twice.
     found = settings.model_copy(update={"model": str(model_dir)})
     app = _StartupFaults(create_app(found))
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,  # the framework has put its own handlers there
-    )
+    configure_logging(settings.log_level, settings.log_format, process="web")
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         log_config=None,
-        access_log=settings.log_level == "debug",
+        access_log=False,  # it has what people search for; ours is in app.request_log
         server_header=False,
         proxy_headers=False,  # whom to believe is our own matter
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,

@@ -14,8 +14,10 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from app.accounts.service import Accounts
 from app.api.service import Api
 from app.chat import ChatService
+from app.engine_gate import EngineGate
 from app.finished_answers import FinishedAnswers
 from app.history.importer import Importer
+from app.metrics import Metrics
 from app.settings import Settings
 from app.streams import TurnHub
 from app.submissions import Submissions
@@ -35,6 +37,8 @@ class Services:
     settings: Settings
     repository: Repository
     engine: Engine
+    gate: EngineGate  # the same engine
+    metrics: Metrics
     hub: TurnHub
     upkeep: Upkeep
     chat: ChatService

@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from app.exposure import PublicAddress, TrustedProxies, needs_accounts
+from app.logs import LogFormat
 from engine.config import CheckpointMethod, Device, DType, EngineConfig
 
 ENV_PREFIX = "REJOINDER_"
@@ -139,7 +140,19 @@ class Settings(BaseSettings):
     max_message_chars: int = Field(
         default=100_000, ge=1, le=10_000_000, description="characters of one message"
     )
+    drain_s: float = Field(
+        default=10.0, ge=0, le=3600, description="seconds that running answers have at the end"
+    )
+    watchdog_s: float = Field(
+        default=60.0,
+        ge=0.5,
+        le=3600,
+        description="seconds without progress after which the engine is started again",
+    )
     log_level: LogLevel = Field(default="info", description="least severe messages to log")
+    log_format: LogFormat = Field(
+        default="console", description="lines for people, or one JSON object a line"
+    )
 
     @field_validator("public_url")
     @classmethod
@@ -163,6 +176,11 @@ class Settings(BaseSettings):
     def accounts_required(self) -> bool:
         """Whether people must sign in: unless only this machine reaches the server."""
         return needs_accounts(self.host, self.public_url)
+
+    @property
+    def engine_log_options(self) -> list[str]:
+        """What the engine process is told on its command line."""
+        return ["--log-level", self.log_level, "--log-format", self.log_format]
 
     @property
     def database_path(self) -> Path:

@@ -39,8 +39,16 @@ log = logging.getLogger(__name__)
 
 DEFAULT_COMMAND = (sys.executable, "-m", "app.engine_process")
 RESTART_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # the last one repeats
+STOP_LIMIT_S = 10.0  # a Stop that the engine does not confirm is answered without it
+PINGS_MISSED = 4  # in a row, a part of the watchdog's time each, before a process is given up
 STEADY_S = 60.0  # a process that lived this long is restarted with the first delay again
 DIED = "The engine stopped while it worked on this answer. It is being started again."
+
+STALLED = (
+    "The engine made no progress for {seconds:g} s while it worked on this answer. "
+    "It is being started again."
+)
+NOT_CONFIRMED = "The engine did not confirm the stop; the answer is cut off here."
 
 
 class Engine(Protocol):
@@ -59,7 +67,7 @@ class Engine(Protocol):
         """Start a turn; its end releases the reservation."""
 
     async def cancel(self, request_id: str) -> None:
-        """Stop a turn; returns when the engine confirmed it (its stream has ended)."""
+        """Stop a turn; returns when its stream has ended, confirmed by the engine or given up."""
 
     async def warm(self, warm: Warm) -> None:
         """Ask for a chat's state to be brought back; nothing confirms it."""
@@ -94,8 +102,10 @@ class _Running:
 class EngineClient:
     """Owns the engine process and every running turn's stream. Used on one event loop."""
 
-    def __init__(self, config: EngineConfig, command: Sequence[str]) -> None:
+    def __init__(self, config: EngineConfig, command: Sequence[str], watchdog_s: float) -> None:
         """Use `start`."""
+        self._watchdog_s = watchdog_s
+        self._why_ended = DIED  # what turns are told that the process leaves behind
         self._config = config
         self._command = tuple(command)
         self._places = Places(config.max_batch + config.max_queue)
@@ -106,19 +116,26 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._info: EngineInfo | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._guard: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, command: Sequence[str] | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] | None = None,
+        watchdog_s: float = 60.0,
     ) -> EngineClient:
         """Start the engine process and wait until it can serve.
 
-        `command` is run with the number of its end of the socket appended. Raises ModelError with
+        `command` is run with the number of its end of the socket appended. A process whose loop
+        does not come round for `watchdog_s` is killed, and another started. Raises ModelError with
         the engine's own reason, EngineUnavailable if the process ends without giving one.
         """
-        client = cls(config, DEFAULT_COMMAND if command is None else command)
+        client = cls(config, DEFAULT_COMMAND if command is None else command, watchdog_s)
         process = await client._launch()
         client._watcher = asyncio.create_task(client._watch(process), name="engine watcher")
+        client._guard = asyncio.create_task(client._see_progress(), name="engine watchdog")
         return client
 
     @property
@@ -160,13 +177,22 @@ class EngineClient:
         return running.stream
 
     async def cancel(self, request_id: str) -> None:
-        """Stop a turn; returns when its stream has ended. An unknown id has ended already."""
+        """Stop a turn; returns when its stream has ended. An unknown id has ended already.
+
+        One that the engine does not confirm within `STOP_LIMIT_S` fails here instead.
+        """
         running = self._running.get(request_id)
         if running is None or self._process is None:
             return
         running.cancelled = True
         self._process.send(Cancel(request_id=request_id))
-        await running.stream.wait_ended()
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await running.stream.wait_ended()
+        except TimeoutError:
+            log.error("the engine did not confirm a stop within %g s", STOP_LIMIT_S)
+            self._running.pop(request_id, None)
+            running.end(_died(request_id, NOT_CONFIRMED))
 
     async def warm(self, warm: Warm) -> None:
         """Ask for a chat's state to be brought back; dropped when the engine is not running."""
@@ -199,10 +225,11 @@ class EngineClient:
 
         It is killed when that takes longer than `limit_s`.
         """
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.cancel()
-            await asyncio.wait([watcher])
+        tasks = [task for task in (self._watcher, self._guard) if task is not None]
+        self._watcher = self._guard = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         process, self._process = self._process, None
         self._fail_running("The server is shutting down.")
         if process is not None:
@@ -245,7 +272,8 @@ class EngineClient:
             started = loop.time()
             await process.closed.wait()
             self._process = None
-            self._fail_running(DIED)
+            reason, self._why_ended = self._why_ended, DIED
+            self._fail_running(reason)
             code = await process.end(2.0)
             log.error("the engine process %d ended with code %s", process.pid, code)
             for callback in self._death_callbacks:
@@ -263,6 +291,42 @@ class EngineClient:
                     log.error("the engine could not be started again: %s", error)
             process = restarted
             log.warning("the engine runs again as process %d", process.pid)
+
+    async def _see_progress(self) -> None:
+        """Ask the engine's loop for a sign of life, again and again; until cancelled.
+
+        Counted in rounds of this task, so that a web process that was itself held up for a while
+        blames nobody.
+        """
+        asked: asyncio.Task[EngineStats] | None = None
+        asked_of: EngineProcess | None = None
+        missed = 0
+        try:
+            while True:
+                await asyncio.sleep(self._watchdog_s / PINGS_MISSED)
+                process = self._process
+                if asked is None or asked.done() or process is not asked_of:
+                    missed = 0
+                    if asked is not None and not asked.cancel():
+                        asked.exception()  # of a process that died, which is told elsewhere
+                    asked_of = process
+                    asked = None if process is None else asyncio.create_task(self.stats())
+                    continue
+                missed += 1
+                if process is not None and missed >= PINGS_MISSED:
+                    log.error(
+                        "the engine process %d made no progress for %g s, with %d answers running: "
+                        "it is killed and started again",
+                        process.pid,
+                        self._watchdog_s,
+                        len(self._running),
+                    )
+                    self._why_ended = STALLED.format(seconds=self._watchdog_s)
+                    await process.end(0)
+        finally:
+            if asked is not None:
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
 
     def _dispatch(self, message: FromEngine) -> None:
         match message:

@@ -24,15 +24,24 @@ class TurnStream:
         self._events: deque[TurnEvent] = deque()
         self._arrived = asyncio.Event()
         self._ended = asyncio.Event()
+        self._seen: Callable[[TurnEvent], None] | None = None
 
     def push(self, event: TurnEvent) -> None:
         """Add an event; those after the last one are dropped."""
         if self._ended.is_set():
             return
         self._events.append(event)
+        if self._seen is not None:
+            self._seen(event)
         self._arrived.set()
         if isinstance(event, Done | Failed):
             self._ended.set()
+
+    def watch(self, seen: Callable[[TurnEvent], None]) -> None:
+        """Call `seen` with each event as it is pushed, at once with those not yet read."""
+        for event in self._events:
+            seen(event)
+        self._seen = seen
 
     @property
     def ended(self) -> bool:

@@ -11,6 +11,7 @@ from litestar.enums import MediaType
 from litestar.exceptions import HTTPException
 
 from app.api.requests import ApiRequest
+from app.faults import ServerDraining
 from engine.errors import ContextOverflow, EngineUnavailable, QueueFull
 from engine.messages import Failed
 from sessions.errors import TurnRunning
@@ -120,6 +121,8 @@ def api_error_of(error: Exception) -> ApiError:
             return error
         case QueueFull():
             return busy("The server is busy.", error.retry_after_s)
+        case ServerDraining():
+            return busy("The server is being restarted.", error.retry_after_s, status=503)
         case EngineUnavailable():
             return busy("The engine is being started again.", ENGINE_RETRY_S, status=503)
         case ContextOverflow():

@@ -26,7 +26,8 @@ from app.main import create_app
 from tests.app.fake_engine import FakeEngine
 from tests.app.web_client import settings_for
 
-app = create_app(settings_for(Path(sys.argv[1]), Path(sys.argv[2])), engine=FakeEngine())
+settings = settings_for(Path(sys.argv[1]), Path(sys.argv[2]), drain_s=0.2)
+app = create_app(settings, engine=FakeEngine())
 uvicorn.run(app, port=int(sys.argv[3]), log_level="warning")
 """
 ROOT = Path(__file__).parent.parent.parent

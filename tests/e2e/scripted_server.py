@@ -181,7 +181,9 @@ class ScriptedEngine:
 
 def main(data_dir: Path, model_dir: Path, port: str = "0") -> None:
     """Serve until a signal ends it, on a free port unless one is named."""
-    settings = load_settings({"data_dir": str(data_dir), "model": str(model_dir), "port": port})
+    settings = load_settings(
+        {"data_dir": str(data_dir), "model": str(model_dir), "port": port, "drain_s": "0.2"}
+    )
     upgrade(settings.database_path, settings.backup_dir, print)
     with patch("app.server.create_app", partial(create_app, engine=ScriptedEngine(model_dir))):
         run_server(settings)

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 import engine.process
 from engine.config import EngineConfig
 from engine.errors import ModelError
@@ -171,7 +173,7 @@ class ScriptedEngine:
             self._emit(Done(request_id=request_id, finish=finish, stats=stats))
 
     def _stats(self) -> EngineStats:
-        counts = dict.fromkeys(EngineStats.__struct_fields__, 0)
+        counts = {one.name: 0 for one in msgspec.structs.fields(EngineStats) if one.required}
         counts |= {"running": len(self._running), "steps": self._steps}
         counts |= {"resident_chats": self._warmed}
         return EngineStats(**counts)
