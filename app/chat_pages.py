@@ -186,6 +186,7 @@ async def chat_page(
     context = await sidebar(services, chat.user_id, current=chat.id)
     context |= {
         "chat": chat,
+        "assistant_seen": await services.repository.assistant(chat.user_id, chat.assistant_id),
         "origin": origin,
         "entries": await talk.entries(),
         "composer": await talk.composer(),

@@ -14,7 +14,10 @@ from litestar.static_files import create_static_files_router
 from app.accounts.service import Accounts
 from app.api.service import Api
 from app.assets import STATIC, AssetUrls, keep_versioned_assets
+from app.assistants.costs import Costs
 from app.assistants.loader import builtin_assistants
+from app.assistants.service import AssistantService
+from app.assistants.shared_text import AssistantPrefixes
 from app.chat import ChatService
 from app.drain import Drain
 from app.engine_gate import EngineGate
@@ -141,6 +144,11 @@ async def _running(
             forget_deleted=upkeep.forget_deleted,
         )
         accounts = Accounts(repository, chat.delete)
+        assistants = AssistantService(
+            repository=repository,
+            prefixes=AssistantPrefixes(repository, tokenizer),
+            costs=Costs(settings=settings, engine=engine, repository=repository),
+        )
         await api.begin()
         app.state.repository = repository
         app.state.views = views
@@ -159,6 +167,7 @@ async def _running(
             submissions=Submissions(),
             importer=importer,
             api=api,
+            assistants=assistants,
         )
         chat.queued.begin()
         try:

@@ -13,6 +13,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.accounts.service import Accounts
 from app.api.service import Api
+from app.assistants.service import AssistantService
 from app.chat import ChatService
 from app.engine_gate import EngineGate
 from app.finished_answers import FinishedAnswers
@@ -48,6 +49,7 @@ class Services:
     submissions: Submissions
     importer: Importer
     api: Api
+    assistants: AssistantService
 
 
 UseServices = NamedDependency[Services]

@@ -76,12 +76,27 @@ class AssistantForm:
         )
 
     @property
-    def changed_documents(self) -> list[AssistantDocument]:
-        """Those that have a text, for the counts of a form that is still being filled in."""
-        return [one for one in self.documents if one.text.strip()]
+    def num_chars(self) -> int:
+        """Of prompt and documents."""
+        return len(self.system_prompt) + sum(len(one.text) for one in self.documents)
+
+    @property
+    def revision_number(self) -> int:
+        """0, which no assistant has, for what is no number."""
+        given = self.revision
+        return int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
+
+    def for_assistant(self, assistant_id: str) -> AssistantForm:
+        return replace(self, assistant_id=assistant_id)
+
+    def at_revision(self, revision: int) -> AssistantForm:
+        """The same fields, to be stored over what is there now."""
+        return replace(self, revision=str(revision))
 
 
-async def read_form(fields: FormMultiDict) -> tuple[AssistantForm, InvalidField | None]:
+async def read_form(
+    fields: FormMultiDict, *, uploads: bool = True
+) -> tuple[AssistantForm, InvalidField | None]:
     """The form as posted, uploaded files among its documents; and what is wrong with those.
 
     Line ends are LF from here on; nothing else of a text is changed.
@@ -93,7 +108,7 @@ async def read_form(fields: FormMultiDict) -> tuple[AssistantForm, InvalidField 
 
     documents = _posted(fields)
     fault: InvalidField | None = None
-    for upload in fields.getall("files", []):
+    for upload in fields.getall("files", []) if uploads else []:
         if isinstance(upload, UploadFile) and upload.filename:
             try:
                 documents.append(await _uploaded(upload))

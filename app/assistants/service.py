@@ -101,7 +101,7 @@ class AssistantService:
         name = found.name[: MAX_NAME - len(COPY)] + COPY
         return await self._repository.create_assistant(user_id, replace(found.draft, name=name))
 
-    async def publish(self, user_id: str, assistant_id: str, published: bool) -> None:
+    async def publish(self, user_id: str | None, assistant_id: str, published: bool) -> None:
         """For operators. Raises NoSuchPage, and NotYours for a built-in one."""
         found = await self.find(user_id, assistant_id)
         if not rights(found, user_id, operator=True).publish:

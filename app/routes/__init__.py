@@ -2,6 +2,7 @@
 
 from app.routes import (
     account,
+    assistants,
     chat_list,
     chats,
     health,
@@ -18,6 +19,7 @@ from app.routes import (
 ROUTE_HANDLERS = [
     *pages.HANDLERS,
     *chats.HANDLERS,
+    *assistants.HANDLERS,
     *chat_list.HANDLERS,
     *history.HANDLERS,
     *turns.HANDLERS,

@@ -16,9 +16,11 @@ async def home(
     request: HTTPRequest,
     services: UseServices,
     after: FromQuery[str] = "",
+    assistant: FromQuery[str] = "",
 ) -> Response[str]:
     user_id = await user_id_of(request)
-    return html(await pages.home_page(services, request, user_id, after=after))
+    page = await pages.home_page(services, request, user_id, after=after, assistant_id=assistant)
+    return html(page)
 
 
 @get("/chats/{chat_id:str}", include_in_schema=False)

@@ -12,6 +12,7 @@ STATIC = "/static"
 OPEN: set[Route] = {
     ("GET", "/favicon.ico"),
     ("GET", "/health"),
+    ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/sign-in"),
     ("POST", "/sign-in"),
@@ -32,6 +33,12 @@ OWN: set[Route] = {
     ("POST", "/history/import"),
     ("GET", "/history/export/json"),
     ("GET", "/history/export/markdown"),
+    ("GET", "/assistants"),
+    ("GET", "/assistants/new"),
+    ("POST", "/assistants"),
+    ("POST", "/assistants/check"),
+    ("POST", "/assistants/preview"),
+    ("POST", "/assistants/documents"),
 }
 
 # The same, of accounts.
@@ -45,15 +52,40 @@ ACCOUNT: set[Route] = {
     ("POST", "/account/delete"),
 }
 
-# Name something in their path, and are 404 for all but its owner.
+# Name something in their path, and are 404 for all but its owner, operators included.
 OF_OWNER: set[Route] = {
     ("GET", "/chats/{chat_id}"),
     ("POST", "/chats/{chat_id}/warm"),
+    ("POST", "/chats/{chat_id}/messages"),
     ("POST", "/chats/{chat_id}/carry-over"),
     ("POST", "/chats/{chat_id}/rename"),
     ("POST", "/chats/{chat_id}/pin"),
     ("POST", "/chats/{chat_id}/delete"),
     ("POST", "/chats/{chat_id}/undo"),
+    ("POST", "/chats/{chat_id}/latest-version"),
+    ("POST", "/chats/{chat_id}/queued/withdraw"),
+    ("POST", "/chats/{chat_id}/queued/send"),
+    ("GET", "/chats/{chat_id}/export/json"),
+    ("GET", "/chats/{chat_id}/export/markdown"),
+    ("GET", "/chats/{chat_id}/latency"),
+    ("GET", "/chats/{chat_id}/latency.json"),
+    ("GET", "/chats/{chat_id}/latency/turns.csv"),
+    ("GET", "/chats/{chat_id}/latency/turns.json"),
+    ("POST", "/messages/{message_id}/edit"),
+    ("POST", "/messages/{message_id}/again"),
+    ("POST", "/messages/{message_id}/retry"),
+    ("POST", "/messages/{message_id}/continue"),
+    ("POST", "/messages/{message_id}/select"),
+    ("GET", "/messages/{message_id}/text"),
+    ("POST", "/turns/{turn_id}/stop"),
+    ("GET", "/turns/{turn_id}/events"),
+    ("GET", "/turns/{turn_id}/candidates"),
+    ("GET", "/history/imports/{job_id}"),
+    ("GET", "/assistants/{assistant_id}"),
+    ("GET", "/assistants/{assistant_id}/edit"),
+    ("POST", "/assistants/{assistant_id}"),
+    ("POST", "/assistants/{assistant_id}/duplicate"),
+    ("POST", "/assistants/{assistant_id}/delete"),
     ("POST", "/account/logins/{login_id}/end"),
     ("POST", "/account/keys/{key_id}/revoke"),
 }
@@ -66,7 +98,15 @@ OPERATOR: set[Route] = {
     ("POST", "/people/{user_id}/disable"),
     ("POST", "/people/{user_id}/enable"),
     ("POST", "/people/{user_id}/new-password"),
+    ("GET", "/latency"),
+    ("GET", "/latency.json"),
+    ("GET", "/latency/turns.csv"),
+    ("GET", "/latency/turns.json"),
+    ("GET", "/metrics"),
+    ("POST", "/assistants/{assistant_id}/publish"),
 }
+
+ALL = OPEN | OWN | ACCOUNT | OF_OWNER | OPERATOR
 
 
 def browser_routes(app: Litestar) -> set[Route]:
