@@ -1,5 +1,6 @@
 """The chunk store: what a chat's K/V come back from, on SSD, under a hard cap of bytes."""
 
+from sessions.chunks.open_store import check_open, owner_sizes
 from sessions.chunks.reconcile import check
 from sessions.chunks.report import CheckReport
 from sessions.chunks.state import Counters
@@ -13,4 +14,6 @@ __all__ = [
     "Counters",
     "StoreLockedError",
     "check",
+    "check_open",
+    "owner_sizes",
 ]

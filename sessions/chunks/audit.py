@@ -35,7 +35,7 @@ def audit(
             try:
                 found = scan_file(fd, 0 if verify or size < row.size else row.size)
                 report.stripes_scanned += len(found)
-                state = _examine(row, entry, size, found, verify)
+                state = examine(row, entry, size, found, verify)
                 if state.problem:
                     report.problems.append(f"{row.name}: {state.problem}")
                     if repair:
@@ -57,7 +57,7 @@ def audit(
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class Examined:
     """What an owner's file holds; `problem` is empty when the index says the same."""
 
     live: list[Stripe]
@@ -65,9 +65,9 @@ class _State:
     problem: str
 
 
-def _examine(
+def examine(
     row: OwnerRow, entry: OwnerEntry, size: int, found: list[Found], verify: bool
-) -> _State:
+) -> Examined:
     """Compare an owner's row with the stripes found in its file of `size` bytes."""
     indexed = entry.all()
     kept = indexed
@@ -87,7 +87,7 @@ def _examine(
         problem = f"{row.live} bytes of live stripes in the index, {entry.live} in fact"
     if size >= row.size:
         end = max(end, row.size)
-    return _State(live, end, problem)
+    return Examined(live, end, problem)
 
 
 def _same(stripe: Stripe, found: Found) -> bool:
@@ -97,7 +97,7 @@ def _same(stripe: Stripe, found: Found) -> bool:
 
 
 def _apply(
-    index: Index, files: ChunkFiles, row: OwnerRow, entry: OwnerEntry, state: _State, fd: int
+    index: Index, files: ChunkFiles, row: OwnerRow, entry: OwnerEntry, state: Examined, fd: int
 ) -> int:
     """Make index and file what `state` says; the file's bytes after it."""
     if not state.live:

@@ -68,13 +68,32 @@ class ChunkFiles:
         self._locks: list[int] = []
         try:
             for directory in self.dirs:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                self._locks.append(fd)
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+                self._take(directory)
+        except StoreLockedError:
             self.unlock()
+            raise
+
+    def _take(self, directory: Path) -> None:
+        """Make a directory and lock it. Raises StoreLockedError and OSError."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._locks.append(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise StoreLockedError(f"{directory} is in use by another process") from error
+
+    @property
+    def lost(self) -> bool:
+        """A directory was removed behind our back, or the index with it."""
+        return not self.index_path.exists() or not all(one.is_dir() for one in self.dirs)
+
+    def make_anew(self) -> None:
+        """Make what was removed, and lock it again. Raises StoreLockedError and OSError."""
+        for directory in self.dirs:
+            if not (directory / _LOCK_NAME).exists():
+                self._take(directory)
+        self._places.clear()
 
     def unlock(self) -> None:
         """Give the directories up; harmless when done before."""

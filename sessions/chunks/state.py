@@ -110,7 +110,7 @@ class StoreState:
         self.abandon()
 
     def rebuild_index(self) -> None:
-        """Make the index anew from the files, after SQLite found it damaged."""
+        """Make the index anew from the files, after SQLite found it damaged or somebody lost it."""
         log.warning("chunk store: the index is damaged and is made anew from the files")
         with self.catalog.lock:
             self.catalog.damaged = True  # `find` does without, meanwhile
@@ -124,7 +124,15 @@ class StoreState:
         self.audit_due = False
 
     def recount(self) -> None:
-        """Count the files again, after a failure that left one longer than it should be."""
+        """Count the files again, after a failure that left one longer than it should be.
+
+        Where whole directories are gone the store begins anew with what is left.
+        """
+        if self.files.lost:
+            log.warning("chunk store: somebody removed a directory of it; it is made anew")
+            self.files.make_anew()
+            self.recount_due = False  # now: making the index anew counts too
+            self.rebuild_index()
         self.used = sum(self.files.listing().values())
         self.recount_due = False
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sessions.chunks import ChunkStore, check
+from sessions.chunks import ChunkStore, StoreLockedError, check
 from tests.sessions.chunk_support import (
     FINGERPRINT,
     STRIPE_BYTES,
@@ -319,27 +319,39 @@ def test_a_compaction_that_fails_changes_nothing(tmp_path: Path, step: str) -> N
     end(store, [tmp_path])
 
 
-def test_a_removed_directory_is_told_once_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("removed", ["all", "the other"])
+def test_a_removed_directory_is_told_counted_and_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: str
 ) -> None:
-    root = tmp_path / "store"
-    store = ChunkStore([root], CAP)
-    save(store, "c-1", IDS)
+    dirs = [tmp_path / "a", tmp_path / "b"]
+    store = ChunkStore(dirs, CAP)
+    for owner in ("c-1", "c-2"):
+        save(store, owner, IDS)
+        assert store.flush(10.0)
+    for directory in dirs if removed == "all" else dirs[1:]:
+        shutil.rmtree(directory)
+    for owner in ("c-3", "c-4"):
+        save(store, owner, IDS)
     assert store.flush(10.0)
-    assert store.bytes_used > 0
-    shutil.rmtree(root)
-    for owner in ("c-1", "c-2", "c-3"):
-        save(store, owner, token_ids(7, 200))
-    assert store.flush(10.0)
-    assert store.bytes_used == 0
+    assert store.bytes_used == bytes_on_disk(dirs)
     assert store.stripes_dropped > 0
     told = [r.getMessage() for r in caplog.records if "a write was refused" in r.getMessage()]
     assert len(told) == 1
-    store.close()
+    assert "somebody removed a directory" in caplog.text
+    for owner in ("c-1", "c-2", "c-3", "c-4"):
+        assert restore(store, owner, IDS) in ((0, 200) if owner == "c-1" else (0, 64, 200))
+        save(store, owner, IDS)
+    assert store.flush(10.0)
+    for owner in ("c-1", "c-2", "c-3", "c-4"):
+        assert restore(store, owner, IDS) == 200
+    assert store.write_trouble == ""
+    with pytest.raises(StoreLockedError):
+        ChunkStore(dirs, CAP)
+    end(store, dirs)
 
 
 def test_a_read_error_costs_its_stripes_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EIO at the second stripe: the rest of that read is lost, is not tried again, is saved anew."""
+    """EIO at the second stripe: the rest of that read is lost, not tried again, saved anew."""
     store = ChunkStore([saved], CAP)
     good = os.preadv
 
