@@ -98,3 +98,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """cast(silu(gate)) * up of gate_up [T, 2 I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate.float()).to(gate_up.dtype) * up
+
+
+def quantised_linear(x: Tensor, weight: Tensor, planes: int = 1) -> Tensor:
+    """x W^T with x rounded to 8 bits, 32 numbers to a scale; fp32.
+
+    x [T, in]; weight [out, in]. With two planes what the rounding left is rounded likewise and
+    added.
+    """
+    rest = x.float().view(len(x), -1, 32)
+    rounded = torch.zeros_like(rest)
+    for _ in range(planes):
+        scale = rest.abs().amax(-1, keepdim=True) / 127
+        plane = (rest / scale.clamp(min=1e-30)).round() * scale
+        rounded, rest = rounded + plane, rest - plane
+    return (rounded.flatten(1).double() @ weight.double().T).float()

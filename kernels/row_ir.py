@@ -47,13 +47,13 @@ def _round(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.lshr(bits, ir_integers(16)), _HALF)
 
 
-def _read(builder: Any, bf16: bool, address: Any, index: Any) -> Any:
+def ir_read(builder: Any, bf16: bool, address: Any, index: Any) -> Any:
     if bf16:
         return _widen(builder, ir_load(builder, ir_offset(builder, address, index, 32), _HALF, 2))
     return ir_load(builder, ir_offset(builder, address, index, VECTOR_BYTES), VF)
 
 
-def _write(builder: Any, bf16: bool, value: Any, address: Any, index: Any) -> None:
+def ir_write(builder: Any, bf16: bool, value: Any, address: Any, index: Any) -> None:
     if bf16:
         place = ir_offset(builder, address, index, 32)
         ir_store(builder, _round(builder, value), place, 2)
@@ -77,11 +77,11 @@ def rms_norm_row(context, bf16, adds, x, residual, weight, out, vectors, inverse
         _, _, x, residual, weight, out, vectors, inverse_dim, eps = args
         squares = cgutils.alloca_once_value(builder, ir_constant(0.0))
         with cgutils.for_range(builder, vectors) as loop:
-            value = _read(builder, is_bf16, x, loop.index)
+            value = ir_read(builder, is_bf16, x, loop.index)
             if is_adding:
-                value = builder.fadd(value, _read(builder, is_bf16, residual, loop.index))
+                value = builder.fadd(value, ir_read(builder, is_bf16, residual, loop.index))
                 value = _rounded(builder, is_bf16, value)
-                _write(builder, is_bf16, value, residual, loop.index)
+                ir_write(builder, is_bf16, value, residual, loop.index)
             builder.store(ir_fma(builder, value, value, builder.load(squares)), squares)
         zero = ir.Constant(F32, 0.0)
         total = ir_call(
@@ -92,10 +92,10 @@ def rms_norm_row(context, bf16, adds, x, residual, weight, out, vectors, inverse
         ratio = ir_splat(builder, builder.fdiv(ir.Constant(F32, 1.0), root))
         source = residual if is_adding else x
         with cgutils.for_range(builder, vectors) as loop:
-            value = builder.fmul(_read(builder, is_bf16, source, loop.index), ratio)
+            value = builder.fmul(ir_read(builder, is_bf16, source, loop.index), ratio)
             value = _rounded(builder, is_bf16, value)
-            value = builder.fmul(value, _read(builder, is_bf16, weight, loop.index))
-            _write(builder, is_bf16, value, out, loop.index)
+            value = builder.fmul(value, ir_read(builder, is_bf16, weight, loop.index))
+            ir_write(builder, is_bf16, value, out, loop.index)
         return context.get_dummy_value()
 
     kinds = [types.int64] * 5 + [types.float32] * 2
@@ -111,14 +111,14 @@ def silu_mul_row(context, bf16, gate, up, out, vectors):
         _, gate, up, out, vectors = args
         one = ir_constant(1.0)
         with cgutils.for_range(builder, vectors) as loop:
-            value = _read(builder, is_bf16, gate, loop.index)
+            value = ir_read(builder, is_bf16, gate, loop.index)
             power = builder.fmul(value, ir_constant(-1.4426950408889634))
             high = builder.fcmp_ordered(">", power, ir_constant(126.0))
             power = builder.select(high, ir_constant(126.0), power)
             below = builder.fadd(one, ir_exp2(builder, power))
             value = _rounded(builder, is_bf16, builder.fdiv(value, below))
-            value = builder.fmul(value, _read(builder, is_bf16, up, loop.index))
-            _write(builder, is_bf16, value, out, loop.index)
+            value = builder.fmul(value, ir_read(builder, is_bf16, up, loop.index))
+            ir_write(builder, is_bf16, value, out, loop.index)
         return context.get_dummy_value()
 
     return types.void(bf16, *[types.int64] * 4), codegen
@@ -139,10 +139,10 @@ def weighted_sum(context, bf16, places, weights, count, out, vectors):
             with cgutils.for_range(builder, count) as rows:
                 place = ir_load(builder, ir_offset(builder, places, rows.index, 8), I64)
                 weight = ir_load(builder, ir_offset(builder, weights, rows.index, 4), F32)
-                value = _read(builder, False, place, loop.index)
+                value = ir_read(builder, False, place, loop.index)
                 sum_so_far = builder.load(total)
                 builder.store(ir_fma(builder, value, ir_splat(builder, weight), sum_so_far), total)
-            _write(builder, is_bf16, builder.load(total), out, loop.index)
+            ir_write(builder, is_bf16, builder.load(total), out, loop.index)
         return context.get_dummy_value()
 
     return types.void(bf16, *[types.int64] * 5), codegen

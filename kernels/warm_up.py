@@ -9,6 +9,7 @@ import torch
 from kernels.attention import merge_states, prefill_attention
 from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
 from kernels.kv import copy_kv, gather_kv, rope_table, write_kv
+from kernels.quantised import warm_up as warm_up_quantised
 from kernels.spans import PAGE_SIZE, Spans
 
 
@@ -41,6 +42,7 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         began = time.perf_counter()
         warm_up(dtype)
+        warm_up_quantised(dtype)
         took = time.perf_counter() - began
         print(f"kernels for {dtype} are ready after {took:.1f} s", flush=True)
 
