@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +16,20 @@ CUT_OFF = "The answer was cut off when the server stopped."
 RETRYABLE = frozenset({"interrupted", "failed", "stopped"})
 
 
-def history_of(path: Sequence[Message]) -> tuple[list[int], int]:
+class PathMessage(Protocol):
+    """What of a message tells how much of its path has had K/V."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
+def history_of(path: Sequence[PathMessage]) -> tuple[list[int], int]:
     """The token ids of a path that ends in an answer, and how many leading ones have had K/V.
 
     Of the last answer that was made in this chat, the last sampled token was run through the
@@ -23,7 +37,7 @@ def history_of(path: Sequence[Message]) -> tuple[list[int], int]:
     What was carried over or imported, and follows it, has never been run.
     """
     ids = [token for message in path for token in message.token_ids]
-    made = [number for number, message in enumerate(path) if _was_made_here(message)]
+    made = [number for number, message in enumerate(path) if was_made_here(message)]
     if not made:
         return ids, 0
     number = made[-1]
@@ -34,7 +48,7 @@ def history_of(path: Sequence[Message]) -> tuple[list[int], int]:
     return ids, count
 
 
-def _was_made_here(message: Message) -> bool:
+def was_made_here(message: PathMessage) -> bool:
     ended_otherwise = message.status != "complete" or message.finish_reason is not None
     return message.role == "assistant" and ended_otherwise
 

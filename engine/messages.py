@@ -14,8 +14,6 @@ Phase = Literal["queued", "restoring", "reading", "answering"]
 FinishReason = Literal["eos", "stop", "length", "cancelled"]
 FailureKind = Literal["context_overflow", "queue_full", "internal", "engine_died"]
 
-MEMORY_ONLY = "m-"
-
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. Noise depends on seed, candidate and position alone."""

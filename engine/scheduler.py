@@ -91,7 +91,9 @@ class Scheduler:
             if self._adopt(warm, request, prefix):
                 return True
             self.resident.end(warm)
-        if not self.resident.begin(request, request.chat_id, prefix, ids, self._evict_idle):
+        if not self.resident.begin(
+            request, request.chat_id, prefix, ids, self._evict_idle, saves=submit.saves
+        ):
             return False
         seq = request.sequence
         first = self._admitted(request)
@@ -121,7 +123,8 @@ class Scheduler:
         seq, ids = warm.sequence, request.ids
         own = ids[seq.offset :]
         fits = (
-            warm.prefix_digest == prefix.digest.value
+            request.submit.saves
+            and warm.prefix_digest == prefix.digest.value
             and common_length(seq.ids, own) == len(seq) < len(own)
             and warm.restore is not None
         )

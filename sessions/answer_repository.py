@@ -25,12 +25,15 @@ class AnswerRepository:
         """Keep the HTML of answers that are still there, in place of what was kept before."""
         await self._database.write(lambda db: answers.keep_rendered(db, rendered))
 
-    async def chats_begun_with(self, user_id: str, digest: bytes) -> list[MarkedChat]:
-        """A few of the user's chats that turns have ended in and that began so, latest first."""
+    async def chats_begun_with(self, user_id: str, digests: Sequence[bytes]) -> list[MarkedChat]:
+        """A few of the user's chats, the latest first, that have the first of these found.
+
+        Chats have the digests of `path_digests` as far as turns have ended in them.
+        """
         async with self._database.read() as db:
-            return await path_marks.chats_with(db, user_id, digest)
+            return await path_marks.chats_with(db, user_id, digests)
 
     async def message_tree(self, chat_id: str) -> list[TreeMessage]:
-        """All messages of a chat, a parent before its children; empty when there is no such."""
+        """All messages of a chat, in any order; empty when there is no such."""
         async with self._database.read() as db:
             return await path_marks.tree(db, chat_id)

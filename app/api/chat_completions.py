@@ -103,10 +103,10 @@ class ChatJob:
         tools = None if self._tools is None else [_plain(tool) for tool in self._tools]
         return await self._api.build(messages, "messages", tools)
 
-    def start(self, caller: Caller, prompt: PromptIds) -> Generation:
+    async def start(self, caller: Caller, prompt: PromptIds) -> Generation:
         """Raises ApiError, EngineUnavailable."""
         stored = self._request.store is not False
-        return self._api.start_stateless(
+        return await self._api.start_stateless(
             caller, prompt, self._options, stored=stored, param="messages"
         )
 

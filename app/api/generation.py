@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 CLOSE_S = 5.0
 SHUTTING_DOWN = "The server is shutting down."
+CHAT_GONE = "The chat that this goes on from was deleted meanwhile. Send the request again."
 
 
 @dataclass
@@ -58,13 +59,17 @@ class Generation:
         ticket: Ticket,
         submits: Sequence[Submit],
         *,
-        ended: Callable[[Generation], Awaitable[None]],
+        ended: Callable[[Generation], Awaitable[None]] | None = None,
         error_param: str,
+        message_id: str | None = None,
     ) -> None:
+        """`message_id`: the message of a kept chat that the answer becomes."""
         self.answers = [Answer(submit.request_id) for submit in submits]
         self.error: ApiError | None = None
         self.cancelled = False
         self.first_token_at: float | None = None  # seconds of the monotonic clock
+        self.message_id = message_id
+        self.saved_tokens = 0  # how many ids the database has of it
         self._engine = engine
         self._ticket = ticket
         self._submits = submits
@@ -74,6 +79,12 @@ class Generation:
         self._submitted = False
         self._over = False
         self.task = asyncio.create_task(self._run(), name=f"api {submits[0].request_id}")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of one answer; all have the same prompt."""
+        one = self._submits[0]
+        return len(one.prefix_ids) + len(one.history_ids) + len(one.new_ids)
 
     async def events(self) -> AsyncIterator[tuple[int, Delta] | None]:
         """(candidate, delta) as they come, None after each `HEARTBEAT_S` without one."""
@@ -117,7 +128,8 @@ class Generation:
             self.error = api_error_of(error)
         self._over = True
         try:
-            await self._ended(self)
+            if self._ended is not None:
+                await self._ended(self)
         except Exception as error:
             logger.exception("the end of an answer could not be stored")
             self.error = api_error_of(error)
@@ -133,8 +145,11 @@ class Generation:
             self._submitted = True
             await asyncio.gather(*(self._take(n, stream) for n, stream in enumerate(streams)))
         failed = next((one.end for one in self.answers if isinstance(one.end, Failed)), None)
-        if failed is not None and self.error is None:
+        if self.error is None and failed is not None:
             self.error = error_of_failure(failed, self._error_param)
+        given_up = any(one.finish == "cancelled" for one in self.answers)
+        if self.error is None and given_up and not self.cancelled:
+            self.error = ApiError(CHAT_GONE, status=409)
 
     async def _take(self, number: int, stream: TurnStream) -> None:
         answer = self.answers[number]
@@ -168,14 +183,25 @@ class Generations:
         ticket: Ticket,
         submits: Sequence[Submit],
         *,
-        ended: Callable[[Generation], Awaitable[None]],
+        ended: Callable[[Generation], Awaitable[None]] | None = None,
         error_param: str,
+        message_id: str | None = None,
     ) -> Generation:
         """Begin; the ticket is the generation's from now on."""
-        made = Generation(self._engine, ticket, submits, ended=ended, error_param=error_param)
+        made = Generation(
+            self._engine,
+            ticket,
+            submits,
+            ended=ended,
+            error_param=error_param,
+            message_id=message_id,
+        )
         self._running.add(made)
         made.task.add_done_callback(lambda _: self._running.discard(made))
         return made
+
+    def running(self) -> list[Generation]:
+        return list(self._running)
 
     async def close(self) -> None:
         """End all of them; their streams end with an error event."""

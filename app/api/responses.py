@@ -12,7 +12,7 @@ from msgspec import Meta
 from app.api.chat_shapes import token_logprobs
 from app.api.errors import ApiError, error_json
 from app.api.generation import Answer, Generation
-from app.api.items import Input, item_json, output_text
+from app.api.items import Input, item_json, message_json, output_text
 from app.api.messages import no_tools
 from app.api.options import (
     AnswerOptions,
@@ -31,9 +31,9 @@ from app.api.options import (
 )
 from app.api.service import Api
 from app.api.sse import HEARTBEAT, event
-from app.api.usage import response_usage_of, timings_of
+from app.api.usage import partial_usage, response_usage_of, timings_of
 from engine.messages import FinishReason
-from sessions.records import ApiItem
+from sessions.records import ApiItem, Message
 
 LOGPROBS = "message.output_text.logprobs"
 STATUS: Mapping[FinishReason | None, str] = {
@@ -196,14 +196,20 @@ class ResponseJob:
         """The response once its answer has ended, well or not."""
         [answer] = generation.answers
         status = STATUS[answer.finish]
+        if status == "cancelled" and not generation.cancelled:
+            status = "failed"
         if generation.cancelled and answer.finish is None:
             status = "cancelled"
+        begun = bool(answer.token_ids) or answer.finish is not None
+        usage = response_usage_of(answer)
+        if usage is None and begun:
+            usage = partial_usage(generation.prompt_tokens, len(answer.token_ids))
         return response_json(
             self.base,
             status=status,
-            output=[self._output(answer, item_id, status)] if answer.finish is not None else [],
+            output=[self._output(answer, item_id, status)] if begun else [],
             error=generation.error if status == "failed" else None,
-            usage=msgspec.to_builtins(response_usage_of(answer)),
+            usage=msgspec.to_builtins(usage),
             timings=msgspec.to_builtins(timings_of(generation, self.received_at)),
         )
 
@@ -268,6 +274,22 @@ class ResponseJob:
         status = response["status"]
         kind = status if status in ("completed", "incomplete") else "failed"
         yield told(f"response.{kind}", response=response)
+
+
+def cut_off_json(body: Mapping[str, Any], answer: Message, read: int) -> dict[str, Any]:
+    """A response whose end the server did not live to store, with what there is of its answer.
+
+    `read` counts the tokens of its prompt.
+    """
+    base = {name: value for name, value in body.items() if name != "status"}
+    output = [message_json(answer)] if answer.token_ids else []
+    return response_json(
+        base,
+        status="failed",
+        output=output,
+        error=ApiError(answer.error or "The answer was cut off."),
+        usage=msgspec.to_builtins(partial_usage(read, len(answer.token_ids))),
+    )
 
 
 def response_json(

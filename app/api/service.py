@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
+from app.api.borrowed import KeptChats
 from app.api.errors import context_exceeded, invalid, no_such_model
 from app.api.generation import Answer, Generation, Generations
 from app.api.keys import Caller
 from app.api.limits import FairQueue, Ticket
 from app.api.options import AnswerOptions
+from app.api.progress import KeptProgress
 from app.api.states import Found, States
 from app.settings import Settings
 from engine.client import Engine
@@ -50,9 +52,12 @@ class Api:
         )
         self.states = States(repository, engine, forget_deleted)
         self.generations = Generations(engine)
+        self._progress = KeptProgress(repository, self.generations)
+        self._kept_chats = KeptChats(repository)
 
     async def begin(self) -> None:
         await self.states.begin()
+        self._progress.begin()
 
     def end_streams(self) -> None:
         """The server is about to end: so do all answers, each with an error for its client."""
@@ -61,6 +66,7 @@ class Api:
     async def close(self) -> None:
         """End running answers, then note what they left."""
         await self.generations.close()
+        await self._progress.close()
         await self.states.close()
 
     # What requests have in common
@@ -125,11 +131,24 @@ class Api:
             return PromptIds([], [*prompt.prefix, *prompt.rest])
         return prompt
 
-    def find(self, caller: Caller, prompt: PromptIds, *, stored: bool) -> Found:
-        """The hidden chat that a prompt goes on from, or a new one."""
-        return self.states.find(caller.user_id, prompt.prefix, prompt.rest, stored=stored)
+    async def find(
+        self, caller: Caller, prompt: PromptIds, *, stored: bool
+    ) -> tuple[PromptIds, Found]:
+        """The chat that a prompt goes on from, or a new one, and the prompt as it is for that.
 
-    def start_stateless(
+        That is one of the hidden chats, or one that the user keeps, if it is at least half of the
+        prompt: what is added to it is not saved.
+        """
+        split = self.split(prompt, stored=stored)
+        found = self.states.find(caller.user_id, split.prefix, split.rest, stored=stored)
+        kept = await self._kept_chats.find(caller.user_id, prompt.prefix, prompt.rest)
+        if kept is None or 2 * kept.agreed < len(prompt.rest):
+            return split, found
+        if len(prompt.prefix) + kept.agreed <= len(split.prefix) + found.agreed:
+            return split, found
+        return prompt, kept
+
+    async def start_stateless(
         self,
         caller: Caller,
         prompt: PromptIds,
@@ -137,17 +156,15 @@ class Api:
         *,
         stored: bool,
         param: str,
-        ended: Callable[[Generation], Awaitable[None]] | None = None,
     ) -> Generation:
-        """Begin the answers to a whole prompt, from what the user's earlier calls left of it.
+        """Begin the answers to a whole prompt, from what the user's chats and calls left of it.
 
         Raises ApiError, EngineUnavailable.
         """
-        prompt = self.split(prompt, stored=stored)
         num_tokens = len(prompt.prefix) + len(prompt.rest)
         sampling = self.fit(num_tokens, options.sampling, param)
+        prompt, found = await self.find(caller, prompt, stored=stored)
         ticket = self.enter(caller, options.answers)
-        found = self.find(caller, prompt, stored=stored)
         self.states.use(found.chat_id)
         history = min(found.agreed, len(prompt.rest) - 1)
         submits = [
@@ -159,7 +176,8 @@ class Api:
                 history_computed=min(history, found.computed),
                 new_ids=prompt.rest[history:],
                 sampling=sampling,
-                prefix_scope=self.scope(caller),
+                prefix_scope=found.scope or self.scope(caller),
+                saves=stored and not found.borrowed,
                 candidate=candidate,
                 top_logprobs=options.top_logprobs,
                 logit_bias=dict(options.logit_bias),
@@ -171,24 +189,23 @@ class Api:
         async def note(generation: Generation) -> None:
             self.states.release(found.chat_id)
             answers = [_ids_of(one) for one in generation.answers if one.stats is not None]
-            if answers:
-                self.states.keep(caller.user_id, found, prompt.prefix, prompt.rest, answers)
-            if ended is not None:
-                await ended(generation)
+            if answers and not found.borrowed:
+                self.states.keep(
+                    caller.user_id, found, prompt.prefix, prompt.rest, answers, stored=stored
+                )
 
         return self.generations.start(ticket, submits, ended=note, error_param=param)
 
     async def warm_stateless(self, caller: Caller, prompt: PromptIds) -> int:
         """Have the state that a prompt would go on from brought back; how many tokens that is."""
-        prompt = self.split(prompt, stored=True)
-        found = self.find(caller, prompt, stored=True)
+        prompt, found = await self.find(caller, prompt, stored=True)
         if found.computed:
             await self.engine.warm(
                 Warm(
                     chat_id=found.chat_id,
                     prefix_ids=prompt.prefix,
                     history_ids=prompt.rest[: found.computed],
-                    prefix_scope=self.scope(caller),
+                    prefix_scope=found.scope or self.scope(caller),
                 )
             )
         return found.computed

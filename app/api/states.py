@@ -13,7 +13,6 @@ from typing import Protocol
 
 from engine.client import Engine
 from engine.errors import EngineUnavailable
-from engine.messages import MEMORY_ONLY
 from sessions.queries.ids import new_id
 from sessions.records import ApiState
 
@@ -45,12 +44,17 @@ class StateStore(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """A hidden chat to go on with; `agreed` leading ids of the call have been its before."""
+    """A chat to go on from; `agreed` leading ids of the call have been its before.
+
+    A borrowed one is kept for itself, in the browser or by the API; all others are hidden.
+    """
 
     chat_id: str
     agreed: int = 0
     computed: int = 0  # of those: have had K/V
     state_id: str | None = None
+    borrowed: bool = False
+    scope: str = ""  # of a borrowed chat's prefix, where that is not the user's own
 
 
 @dataclass
@@ -63,10 +67,7 @@ class _State:
     prompt_tokens: int  # of ids; the rest was answered
     computed: int
     used_at: float  # seconds since the epoch: they outlive the process
-
-    @property
-    def stored(self) -> bool:
-        return not self.chat_id.startswith(MEMORY_ONLY)
+    stored: bool = True  # or in memory only
 
 
 class States:
@@ -120,11 +121,11 @@ class States:
         agreed = 0
         for state in reversed(self._by_user.get(user_id, {}).values()):
             if state.stored is stored and state.prefix == prefix:
-                common = _common(state.ids, wanted)
+                common = common_length(state.ids, wanted)
                 if common > agreed and common >= min(USEFUL_TOKENS, state.prompt_tokens):
                     best, agreed = state, common
         if best is None:
-            return Found(new_id() if stored else MEMORY_ONLY + new_id())
+            return Found(new_id())
         return Found(best.chat_id, agreed, min(agreed, best.computed), best.id)
 
     def use(self, chat_id: str) -> None:
@@ -145,6 +146,8 @@ class States:
         prefix_ids: Sequence[int],
         prompt_ids: Sequence[int],
         answers: Sequence[tuple[Sequence[int], bool]],
+        *,
+        stored: bool,
     ) -> None:
         """A call ended: its ids are found by the next one.
 
@@ -166,6 +169,7 @@ class States:
                 prompt_tokens=len(prompt_ids),
                 computed=max(0, len(ids) - (0 if complete else 1)),
                 used_at=time.time(),
+                stored=stored,
             )
             states[state.id] = state
             if state.stored:
@@ -260,7 +264,7 @@ def _row(state: _State) -> ApiState:
     )
 
 
-def _common(a: array[int], b: array[int]) -> int:
+def common_length(a: array[int], b: array[int]) -> int:
     """Length of the longest common beginning, by halves: comparing arrays is fast."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:

@@ -24,7 +24,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    cached_tokens: int
+    cached_tokens: int | None  # null: not known, as the answer was cut off
     cache_write_tokens: int = 0
 
 
@@ -91,6 +91,17 @@ def response_usage_of(answer: Answer) -> ResponseUsage | None:
         output_tokens=stats.tokens_out,
         output_tokens_details=OutputTokensDetails(),
         total_tokens=stats.tokens_in + stats.tokens_out,
+    )
+
+
+def partial_usage(input_tokens: int, output_tokens: int) -> ResponseUsage:
+    """Of an answer that was cut off before the engine told what it measured."""
+    return ResponseUsage(
+        input_tokens=input_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=None),
+        output_tokens=output_tokens,
+        output_tokens_details=OutputTokensDetails(),
+        total_tokens=input_tokens + output_tokens,
     )
 
 

@@ -65,6 +65,7 @@ class Sequence:
         self.page_ids: list[int] = []
         self.num_computed = 0
         self.num_saved = 0  # leading tokens whose chunks were handed to the store
+        self.saves = True  # whether chunks are handed to the store at all
         self._digests = [before]  # of all ids before each page, as far as they were asked for
 
     def __len__(self) -> int:
@@ -110,6 +111,7 @@ class Sequence:
         upper.page_ids = self.page_ids[:pages]
         upper.num_computed = min(self.num_computed, num_tokens)
         upper.num_saved = min(self.num_saved, num_tokens)
+        upper.saves = self.saves
         self._digests = [digest]
         self.ids = self.ids[num_tokens:]
         self.page_ids = self.page_ids[pages:]

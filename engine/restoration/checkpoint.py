@@ -106,6 +106,8 @@ class Recorder:
         targets: list[npt.NDArray[np.int64]] = []
         layers = len(self._layer_index)
         for span in spans:
+            if not span.seq.saves:
+                continue
             self._idle.pop(span.seq, None)
             at = span.start
             while at < span.end:
@@ -188,7 +190,7 @@ class Recorder:
         hidden: by layer [n, hidden_size]. Without all layers that are staged the rest of the
         stripe is saved as K/V.
         """
-        if not self._layer_index or not self._layer_index.keys() <= hidden.keys():
+        if not seq.saves or not self._layer_index or not self._layer_index.keys() <= hidden.keys():
             return
         stripe = _stripe(seq, page)
         slot = self._slots.get(seq, {}).get(stripe) or self._slot(seq, stripe, 0)
@@ -226,7 +228,7 @@ class Recorder:
     def _submit(self, seq: Sequence, page: int, rows: int) -> None:
         """Hand the first rows of a page's stripe to the writer, by the plan for a chat so long."""
         start = page * PAGE_SIZE
-        if start + rows <= seq.num_saved:
+        if not seq.saves or start + rows <= seq.num_saved:
             return
         plan = self.plans.plan(seq.position - seq.offset, seq.offset + start + rows)
         hidden_layers, kv_layers = plan.hidden_layers, plan.kv_layers

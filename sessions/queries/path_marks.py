@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from sqlalchemy import func, literal, select
@@ -74,7 +75,19 @@ async def note(db: AsyncConnection, chat_id: str, message_id: str) -> None:
     )
 
 
-async def chats_with(db: AsyncConnection, user_id: str, digest: bytes) -> list[MarkedChat]:
+async def chats_with(
+    db: AsyncConnection, user_id: str, wanted: Sequence[bytes]
+) -> list[MarkedChat]:
+    mark = models.PathMark
+    found = await db.scalars(select(mark.digest).where(mark.digest.in_(wanted)).distinct())
+    there = set(found)
+    for digest in wanted:
+        if digest in there and (chats := await _chats_with(db, user_id, digest)):
+            return chats
+    return []
+
+
+async def _chats_with(db: AsyncConnection, user_id: str, digest: bytes) -> list[MarkedChat]:
     chat, mark = models.Chat, models.PathMark
     rows = await db.execute(
         select(mark.chat_id, models.AssistantVersion.assistant_id, chat.origin)
@@ -102,8 +115,6 @@ async def tree(db: AsyncConnection, chat_id: str) -> list[TreeMessage]:
             message.status,
             message.finish_reason,
             message.token_ids,
-        )
-        .where(message.chat_id == chat_id)
-        .order_by(message.created_at, message.id)
+        ).where(message.chat_id == chat_id)
     )
     return [TreeMessage(**row) for row in rows.mappings()]

@@ -69,7 +69,8 @@ def call(
     found = known.find(user, [1, 2], ids, stored=stored)
     known.use(found.chat_id)
     known.release(found.chat_id)
-    known.keep(user, found, [1, 2], ids, [(answer, options.get("complete", True))])
+    complete = options.get("complete", True)
+    known.keep(user, found, [1, 2], ids, [(answer, complete)], stored=stored)
     return found
 
 
@@ -165,7 +166,7 @@ async def test_after_an_hour_they_are_gone() -> None:
 def test_common_beginnings(a: list[int], b: list[int]) -> None:
     from array import array
 
-    assert states._common(array("i", a), array("i", b)) == common_length(a, b)
+    assert states.common_length(array("i", a), array("i", b)) == common_length(a, b)
 
 
 async def test_over_a_restart_and_then_forgotten(

@@ -104,6 +104,7 @@ class Harness:
         history: list[int] | None = None,
         computed: int | None = None,
         candidate: int = 0,
+        saves: bool = True,
         **sampling: Any,
     ) -> str:
         self.serial += 1
@@ -117,6 +118,7 @@ class Harness:
                 prefix_ids=prefix or [],
                 prefix_scope=scope,
                 candidate=candidate,
+                saves=saves,
                 history_ids=history,
                 history_computed=len(history) if computed is None else computed,
                 new_ids=new,

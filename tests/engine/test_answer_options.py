@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import MEMORY_ONLY, Delta, SamplingParams, Submit
+from engine.messages import Delta, SamplingParams, Submit
 from engine.model.constraints import Constraint, Grammars
 from engine.model.json_grammar import json_grammar
 from engine.model.logprobs import token_logprobs
@@ -240,24 +240,6 @@ def test_mask_of_the_embedded_vocabulary(embedded_model: Path) -> None:
     row = np.zeros(tokenizer.vocab_size, dtype=np.float32)
     constraint.apply(row)
     assert np.flatnonzero(np.isfinite(row)).tolist() == sorted(tokenizer.eos_token_ids)
-
-
-def test_chats_of_memory_only_leave_nothing_on_disk(
-    make_engine: HarnessFactory, tmp_path: Path
-) -> None:
-    harness = make_engine(disk=tmp_path)
-    assert harness.store is not None
-    submit(harness, random_ids(200, 1), chat=f"{MEMORY_ONLY}a")
-    harness.run()
-    assert harness.store.flush(timeout_s=5)
-    assert harness.store.bytes_used == 0
-    again = submit(harness, random_ids(200, 1), chat=f"{MEMORY_ONLY}a")
-    submit(harness, random_ids(200, 1), chat="b")
-    harness.run()
-    assert harness.done(again).stats.resident_tokens == 199
-    assert harness.store.flush(timeout_s=5)
-    assert harness.store.bytes_used > 0
-    assert not any("m-" in path.name for path in tmp_path.rglob("*"))
 
 
 options = st.fixed_dictionaries(

@@ -25,7 +25,7 @@ async def chat_completions(
     # In a thread: checking a large schema takes a while.
     job = await asyncio.to_thread(ChatJob, services.api, body, received_at(request))
     prompt = await job.prompt()
-    generation = job.start(caller, prompt)
+    generation = await job.start(caller, prompt)
     if body.stream:
         return ApiStream(job.stream(generation), generation)
     try:

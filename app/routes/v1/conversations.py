@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery
 from litestar.response.base import ASGIResponse
@@ -18,10 +20,8 @@ from app.api.conversations import (
 from app.api.errors import not_found
 from app.api.items import changed_meanwhile, item_json, items_of, key_of, page_of
 from app.api.requests import ApiRequest
-from app.api.stored import StoredChats
 from app.api.stored_items import StoredItems
-from app.routes.v1.common import UseCaller, json_answer
-from app.routes.v1.responses import page_options
+from app.routes.v1.common import UseCaller, UseConversation, json_answer, json_page
 from app.services import UseServices
 
 
@@ -37,69 +37,57 @@ async def create_conversation(
 
 
 @get("/conversations/{conversation_id:str}")
-async def get_conversation(
-    services: UseServices, caller: UseCaller, conversation_id: FromPath[str]
-) -> ASGIResponse:
+async def get_conversation(caller: UseCaller, conversation: UseConversation) -> ASGIResponse:
     """A conversation without its items."""
-    stored = StoredChats(services.api)
-    found = await stored.conversation(caller, conversation_id, "conversation_id")
-    return json_answer(conversation_of(found))
+    return json_answer(conversation_of(conversation))
 
 
 @post("/conversations/{conversation_id:str}", status_code=200)
 async def change_conversation(
-    request: ApiRequest, services: UseServices, caller: UseCaller, conversation_id: FromPath[str]
+    request: ApiRequest, services: UseServices, caller: UseCaller, conversation: UseConversation
 ) -> ASGIResponse:
     """Give a conversation other metadata."""
     body = await read_body(request, ConversationChange)
-    stored = StoredChats(services.api)
-    found = await stored.conversation(caller, conversation_id, "conversation_id")
     if not await services.repository.change_conversation(
-        found, items=found.items, labels=body.metadata
+        conversation, items=conversation.items, labels=body.metadata
     ):
         raise changed_meanwhile()
-    changed = await stored.conversation(caller, conversation_id, "conversation_id")
-    return json_answer(conversation_of(changed))
+    return json_answer(conversation_of(replace(conversation, labels=body.metadata)))
 
 
 @delete("/conversations/{conversation_id:str}", status_code=200)
 async def delete_conversation(
-    services: UseServices, caller: UseCaller, conversation_id: FromPath[str]
+    services: UseServices, caller: UseCaller, conversation: UseConversation
 ) -> ASGIResponse:
     """Delete a conversation; stored responses that were made in it stay."""
-    key = key_of(conversation_id, "conv_", "conversation", "conversation_id")
-    if not await services.repository.delete_conversation(caller.user_id, key):
-        raise not_found("conversation", conversation_id, "conversation_id")
-    return json_answer(Deleted(id=conversation_id, object="conversation.deleted"))
+    name = conversation_of(conversation).id
+    if not await services.repository.delete_conversation(caller.user_id, conversation.id):
+        raise not_found("conversation", name, "conversation_id")
+    return json_answer(Deleted(id=name, object="conversation.deleted"))
 
 
 @get("/conversations/{conversation_id:str}/items")
 async def list_items(
     services: UseServices,
     caller: UseCaller,
-    conversation_id: FromPath[str],
+    conversation: UseConversation,
     limit: FromQuery[str | None] = None,
     after: FromQuery[str | None] = None,
     order: FromQuery[str | None] = None,
 ) -> ASGIResponse:
     """The messages of a conversation, by default the latest first."""
-    stored = StoredChats(services.api)
-    found = await stored.conversation(caller, conversation_id, "conversation_id")
-    items = [any_item_json(one) for one in await StoredItems(services.repository).all(found)]
-    count, descending = page_options(limit, order)
-    return json_answer(page_of(items, limit=count, after=after, descending=descending))
+    items = await StoredItems(services.repository).all(conversation)
+    return json_page([any_item_json(one) for one in items], limit, after, order)
 
 
 @post("/conversations/{conversation_id:str}/items", status_code=200)
 async def add_items(
-    request: ApiRequest, services: UseServices, caller: UseCaller, conversation_id: FromPath[str]
+    request: ApiRequest, services: UseServices, caller: UseCaller, conversation: UseConversation
 ) -> ASGIResponse:
     """Add messages, which the next response in the conversation will follow."""
     body = await read_body(request, NewItems)
-    stored = StoredChats(services.api)
-    found = await stored.conversation(caller, conversation_id, "conversation_id")
     items = items_of(body.items, "items", services.settings.max_message_chars)
-    await StoredItems(services.repository).add(found, items)
+    await StoredItems(services.repository).add(conversation, items)
     made = [item_json(item) for item in items]
     return json_answer(page_of(made, limit=len(made), after=None, descending=False))
 
@@ -108,14 +96,12 @@ async def add_items(
 async def get_item(
     services: UseServices,
     caller: UseCaller,
-    conversation_id: FromPath[str],
+    conversation: UseConversation,
     item_id: FromPath[str],
 ) -> ASGIResponse:
     """One message of a conversation."""
-    stored = StoredChats(services.api)
-    found = await stored.conversation(caller, conversation_id, "conversation_id")
     key = key_of(item_id, "msg_", "item", "item_id")
-    for item in await StoredItems(services.repository).all(found):
+    for item in await StoredItems(services.repository).all(conversation):
         if item.id == key:
             return json_answer(any_item_json(item))
     raise not_found("item", item_id, "item_id")
@@ -125,16 +111,13 @@ async def get_item(
 async def delete_item(
     services: UseServices,
     caller: UseCaller,
-    conversation_id: FromPath[str],
+    conversation: UseConversation,
     item_id: FromPath[str],
 ) -> ASGIResponse:
     """Take one message out of a conversation."""
-    stored = StoredChats(services.api)
-    found = await stored.conversation(caller, conversation_id, "conversation_id")
     key = key_of(item_id, "msg_", "item", "item_id")
-    await StoredItems(services.repository).remove(found, key)
-    changed = await stored.conversation(caller, conversation_id, "conversation_id")
-    return json_answer(conversation_of(changed))
+    await StoredItems(services.repository).remove(conversation, key)
+    return json_answer(conversation_of(conversation))
 
 
 HANDLERS = [

@@ -6,6 +6,7 @@ from litestar import get, post
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
+from app.api.bases import Bases
 from app.api.bodies import read_body
 from app.api.errors import no_such_model
 from app.api.models import ModelList, model_of
@@ -48,13 +49,14 @@ async def warm(request: ApiRequest, services: UseServices, caller: UseCaller) ->
     chosen = one_of(body, "messages", "previous_response_id", "conversation")
     if chosen == "messages":
         return json_answer(await warm_chat(services.api, caller, body))
-    stored = StoredChats(services.api)
+    bases = Bases(services.repository)
     if chosen == "conversation":
-        found = await stored.conversation(caller, body.conversation or "", "conversation")
-        base = await stored.conversation_base(found)
+        found = await bases.conversation(caller, body.conversation or "", "conversation")
+        base = await bases.after_conversation(found)
     else:
-        base = await stored.response_base(caller, body.previous_response_id or "")
-    return json_answer(Warmed(known_tokens=await stored.warm(caller, base)))
+        base = await bases.after_response(caller, body.previous_response_id or "")
+    known = await StoredChats(services.api).warm(caller, base)
+    return json_answer(Warmed(known_tokens=known))
 
 
 HANDLERS = [list_models, get_model, tokenize_text, warm]
