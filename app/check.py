@@ -32,12 +32,12 @@ def check_data(settings: Settings, *, repair: bool) -> Findings:
     data. Raises StoreLockedError, OSError and sqlite3.Error.
     """
     findings = Findings()
-    chat_ids = _check_database(settings, findings)
+    chat_ids = check_database(settings, findings)
     _check_chunks(settings, chat_ids, findings, repair=repair)
     return findings
 
 
-def _check_database(settings: Settings, findings: Findings) -> set[str]:
+def check_database(settings: Settings, findings: Findings) -> set[str]:
     """Look for damage; returns the ids of all chats."""
     uri = f"{settings.database_path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as db:

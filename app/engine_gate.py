@@ -85,6 +85,9 @@ class EngineGate:
     async def forget(self, chat_ids: Sequence[str]) -> None:
         await self._engine.forget(chat_ids)
 
+    async def collect(self, owners: Sequence[str]) -> None:
+        await self._engine.collect(owners)
+
     async def stats(self) -> EngineStats:
         return await self._engine.stats()
 

@@ -26,6 +26,7 @@ from app.finished_answers import FinishedAnswers
 from app.history.importer import Importer
 from app.history.purger import Purger
 from app.metrics import Metrics
+from app.operating.checks import Checks
 from app.request_log import RequestLog, add_request_id
 from app.routes import ROUTE_HANDLERS
 from app.routes.v1 import API_ROUTER
@@ -149,6 +150,7 @@ async def _running(
             prefixes=AssistantPrefixes(repository, tokenizer),
             costs=Costs(settings=settings, engine=engine, repository=repository),
         )
+        checks = Checks(settings, engine)
         await api.begin()
         app.state.repository = repository
         app.state.views = views
@@ -168,6 +170,7 @@ async def _running(
             importer=importer,
             api=api,
             assistants=assistants,
+            checks=checks,
         )
         chat.queued.begin()
         try:
@@ -179,6 +182,7 @@ async def _running(
             await api.close()
             accounts.close()
             await importer.close()
+            await checks.close()
             await chat.close()
             await finished.close()
             await purger.close()

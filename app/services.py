@@ -19,6 +19,7 @@ from app.engine_gate import EngineGate
 from app.finished_answers import FinishedAnswers
 from app.history.importer import Importer
 from app.metrics import Metrics
+from app.operating.checks import Checks
 from app.settings import Settings
 from app.streams import TurnHub
 from app.submissions import Submissions
@@ -50,6 +51,7 @@ class Services:
     importer: Importer
     api: Api
     assistants: AssistantService
+    checks: Checks
 
 
 UseServices = NamedDependency[Services]

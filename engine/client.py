@@ -15,6 +15,7 @@ from engine.connection import EngineProcess
 from engine.errors import EngineError, EngineUnavailable, ModelError
 from engine.messages import (
     Cancel,
+    Collect,
     Delta,
     Done,
     EngineInfo,
@@ -76,6 +77,12 @@ class Engine(Protocol):
         """Delete what is held of these chats; returns when that is done.
 
         Raises EngineUnavailable, and EngineError when the engine could not.
+        """
+
+    async def collect(self, owners: Sequence[str]) -> None:
+        """Have checkpoints of other weights dropped, and those of these owners of the store.
+
+        Returns when that was taken in hand. Raises EngineUnavailable.
         """
 
     async def stats(self) -> EngineStats:
@@ -209,6 +216,11 @@ class EngineClient:
         if isinstance(answer, Forgotten) and answer.error:
             raise EngineError(answer.error)
 
+    async def collect(self, owners: Sequence[str]) -> None:
+        """Drop stale checkpoints and those of these owners. Raises EngineUnavailable."""
+        call_id = next(self._call_ids)
+        await self._call(call_id, Collect(call_id=call_id, owners=list(owners)))
+
     async def stats(self) -> EngineStats:
         """Answered between two steps of the engine. Raises EngineUnavailable."""
         call_id = next(self._call_ids)
@@ -236,7 +248,7 @@ class EngineClient:
             process.send(Shutdown())
             await process.end(limit_s)
 
-    async def _call(self, call_id: int, message: Forget | GetStats) -> Forgotten | Stats:
+    async def _call(self, call_id: int, message: Forget | Collect | GetStats) -> Forgotten | Stats:
         if self._process is None:
             raise EngineUnavailable("the engine is not running; it is being started again")
         future: asyncio.Future[Forgotten | Stats] = asyncio.get_running_loop().create_future()

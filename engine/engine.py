@@ -13,6 +13,7 @@ from engine.loading import load
 from engine.memory.prefix_use import prefix_uses
 from engine.messages import (
     Cancel,
+    Collect,
     Delta,
     Done,
     EngineStats,
@@ -95,6 +96,11 @@ class Engine:
                 )
             case Forget():
                 self._forget(message)
+            case Collect():
+                if self._store is not None:
+                    self._store.collect(bytes.fromhex(self.info.fingerprint))
+                    self._store.forget(message.owners)
+                self._emit(Forgotten(call_id=message.call_id))
             case GetStats():
                 self._emit(Stats(call_id=message.call_id, stats=self.stats()))
             case _:

@@ -81,6 +81,17 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     chat_ids: list[str]
 
 
+class Collect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Drop checkpoints of other weights, and all that is on disk of these owners.
+
+    Owners are named as the chunk store names them. Nothing in memory is touched. Answered by
+    `Forgotten`.
+    """
+
+    call_id: int
+    owners: list[str]
+
+
 class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Answered by `Stats`."""
 
@@ -91,7 +102,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Flush checkpoints and end the process."""
 
 
-ToEngine = Submit | Cancel | Warm | Forget | GetStats | Shutdown
+ToEngine = Submit | Cancel | Warm | Forget | Collect | GetStats | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):

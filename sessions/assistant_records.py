@@ -80,6 +80,7 @@ class Totals:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserUse:
     user_id: str
+    name: str | None  # None: a guest
     created_at: datetime
     last_seen_at: datetime | None
     chats: int

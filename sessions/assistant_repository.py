@@ -124,6 +124,11 @@ class AssistantRepository:
         async with self._database.read() as db:
             return await usage.owners(db, chat_ids)
 
+    async def kept_state_chats(self) -> set[str]:
+        """The engine's chats that stateless calls of the API may go on from."""
+        async with self._database.read() as db:
+            return await usage.kept_state_chats(db)
+
     async def assistant_uses(self) -> list[AssistantUse]:
         """All assistants, deleted ones that still have chats included."""
         async with self._database.read() as db:

@@ -54,6 +54,7 @@ def users_query(limit: int) -> Select[*tuple[Any, ...]]:
     return (
         select(
             user.id.label("user_id"),
+            user.name,
             user.created_at,
             seen.c.last_seen_at,
             func.coalesce(of_chats.c.chats, 0).label("chats"),
@@ -102,6 +103,10 @@ async def owners(db: AsyncConnection, chat_ids: Sequence[str]) -> dict[str, tupl
         for chat_id, user_id, assistant_id in await db.execute(query):
             found[chat_id] = (user_id, assistant_id)
     return found
+
+
+async def kept_state_chats(db: AsyncConnection) -> set[str]:
+    return set(await db.scalars(select(models.ApiState.chat_id).distinct()))
 
 
 def assistants_query() -> Select[*tuple[Any, ...]]:

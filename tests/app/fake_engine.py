@@ -153,6 +153,7 @@ class FakeEngine:
     warmed: list[Warm] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    collected: list[list[str]] = field(default_factory=list)
     step_age_ms: float = 3.0
     stats_hang: bool = False
     prefixes: list[PrefixUse] = field(default_factory=list)
@@ -219,6 +220,11 @@ class FakeEngine:
         if not self.alive:
             raise EngineUnavailable("the engine is not running")
         self.forgotten.extend(chat_ids)
+
+    async def collect(self, owners: Sequence[str]) -> None:
+        if not self.alive:
+            raise EngineUnavailable("the engine is not running")
+        self.collected.append(list(owners))
 
     async def stats(self) -> EngineStats:
         if not self.alive:

@@ -103,6 +103,10 @@ OPERATOR: set[Route] = {
     ("GET", "/latency/turns.csv"),
     ("GET", "/latency/turns.json"),
     ("GET", "/metrics"),
+    ("GET", "/operator"),
+    ("POST", "/operator/collect"),
+    ("GET", "/operator/check"),
+    ("POST", "/operator/check"),
     ("POST", "/assistants/{assistant_id}/publish"),
 }
 

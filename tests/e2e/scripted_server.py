@@ -28,6 +28,7 @@ from engine.messages import (
     EngineStats,
     FinishReason,
     Phase,
+    PrefixUse,
     Status,
     Submit,
     TurnStats,
@@ -83,6 +84,7 @@ class ScriptedEngine:
         self._tokenizer = ChatTokenizer(model_dir)
         self._places = Places(16)
         self._cancelled: set[str] = set()
+        self._behind: dict[str, tuple[str, int]] = {}  # by chat its prefix: scope and tokens
         self._streams: dict[str, TurnStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,6 +101,7 @@ class ScriptedEngine:
 
     def submit(self, turn: Submit, reservation: Reservation) -> TurnStream:
         stream = self._streams[turn.request_id] = TurnStream(turn.request_id)
+        self._behind[turn.chat_id] = (turn.prefix_scope, len(turn.prefix_ids))
         task = asyncio.create_task(self._answer(turn, reservation, stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -161,6 +164,9 @@ class ScriptedEngine:
     async def forget(self, chat_ids: Sequence[str]) -> None:
         pass
 
+    async def collect(self, owners: Sequence[str]) -> None:
+        pass
+
     async def stats(self) -> EngineStats:
         return EngineStats(
             running=len(self._tasks), waiting=0, restoring=0, resident_chats=1, prefix_nodes=1,
@@ -168,7 +174,18 @@ class ScriptedEngine:
             tokens_restored=30, tokens_recomputed=0, prefix_tokens_shared=1000, preemptions=0,
             evictions=0, stripes_written=1, stripes_dropped=0, stripes_rejected=0,
             disk_bytes=1 << 20, disk_cap_bytes=1 << 30, last_step_age_ms=1.0,
+            prefixes=self._prefixes(),
         )  # fmt: skip
+
+    def _prefixes(self) -> tuple[PrefixUse, ...]:
+        """As if every chat were in memory."""
+        found: dict[str, list[int]] = {}
+        for scope, length in self._behind.values():
+            found.setdefault(scope, []).append(length)
+        return tuple(
+            PrefixUse(scope=scope, held_tokens=max(all_), chats=len(all_), chat_tokens=sum(all_))
+            for scope, all_ in found.items()
+        )
 
     def on_death(self, callback: Callable[[], None]) -> None:
         pass

@@ -1,0 +1,1 @@
+"""What the operator's page shows and does: use of storage, checks, collection, the plan."""
