@@ -33,9 +33,11 @@ from app.views import Problem, Views
 from engine.errors import ContextOverflow, EngineUnavailable, QueueFull
 from sessions.errors import (
     AlreadyQueued,
+    DatabaseClosed,
     LinkNotValid,
     NameTaken,
     NotFound,
+    NotStored,
     SessionsError,
     StaleParent,
     TurnRunning,
@@ -51,6 +53,7 @@ WORDS = {  # for what the framework says in its own
 }
 DomainError = (Fault, QueueFull, EngineUnavailable, ContextOverflow, SessionsError)
 ENGINE_RETRY_S = 5
+STORE_RETRY_S = 5
 
 
 def problem_of(error: Exception) -> Problem:
@@ -89,6 +92,13 @@ def problem_of(error: Exception) -> Problem:
                 text="The engine is being started again.",
                 hint="Try again in a few seconds; your text is still here.",
                 retry_after_s=ENGINE_RETRY_S,
+            )
+        case NotStored() | DatabaseClosed():
+            return Problem(
+                status=503,
+                text=f"The server could not store this: {_why_not_stored(error)}.",
+                hint="Nothing is lost. Try again in a few seconds; your text is still here.",
+                retry_after_s=STORE_RETRY_S,
             )
         case TurnRunning():
             return _moved("An answer of this chat is still being written.", error.chat_id)
@@ -172,6 +182,18 @@ def problem_response(request: HTTPRequest, views: Views, problem: Problem) -> Re
     else:
         body, media_type = views.problem_page(request, problem), MediaType.HTML
     return Response(body, status_code=problem.status, headers=headers, media_type=media_type)
+
+
+def _why_not_stored(error: NotStored | DatabaseClosed) -> str:
+    match error:
+        case NotStored(reason="database or disk is full"):
+            return "its disk is full"
+        case NotStored(reason="database is locked"):
+            return "another program holds its database"
+        case NotStored():
+            return error.reason
+        case _:
+            return "its database is closed"
 
 
 def _seconds(number: int) -> str:

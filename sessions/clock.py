@@ -14,3 +14,7 @@ class Clock:
     def now(self) -> datetime:
         self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
         return self._last
+
+    def not_before(self, earlier: datetime) -> None:
+        """Go on after a time that was given before, should the system's clock have gone back."""
+        self._last = max(self._last, earlier)

@@ -13,9 +13,10 @@ from typing import Any, TypeVar, cast
 import aiosqlite
 from sqlalchemy import URL, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from sessions.errors import DatabaseClosed
+from sessions.errors import DatabaseClosed, NotStored
 from sessions.migrate import require_current
 
 logger = logging.getLogger(__name__)
@@ -83,13 +84,18 @@ class Database:
         What `run` raises rolls back this transaction alone and is raised here. It may share its
         commit with others, so it neither commits nor rolls back. With `truncate_wal` deleted
         content is gone from the write-ahead log too. Once queued it runs, even when the caller
-        is cancelled. Raises DatabaseClosed.
+        is cancelled. Raises DatabaseClosed, and NotStored when the disk is full or fails or another
+        process holds the database for too long.
         """
         if self._closed:
             raise DatabaseClosed(f"{self.path} is closed")
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait(_Job(run, result, truncate_wal))
-        return await asyncio.shield(result)
+        try:
+            return await asyncio.shield(result)
+        except OperationalError as error:
+            logger.error("a transaction was not stored: %s", error.orig)
+            raise NotStored(str(error.orig)) from error
 
     async def close(self) -> None:
         """Finish what is queued and close every connection; calling it again does nothing."""
@@ -138,23 +144,29 @@ class Database:
     async def _commit(self, db: AsyncConnection, batch: list[_Job]) -> None:
         """Run transactions under one commit; whatever happens, each gets its result or error."""
         results: list[tuple[_Job, Any]] = []
+        refusal: OperationalError | None = None  # what SQLite said before its savepoint was gone
         try:
             async with db.begin():
                 for job in batch:
                     try:
                         async with db.begin_nested():
-                            value = await job.run(db)
+                            try:
+                                value = await job.run(db)
+                            except OperationalError as error:
+                                refusal = error
+                                raise
                     except Exception as error:
                         # A full disk, say, ends the whole transaction, not only the savepoint.
                         if not (await _driver(db)).in_transaction:
                             raise
+                        refusal = None
                         _fail(job, error)
                     else:
                         results.append((job, value))
         except Exception as error:
             logger.exception("a database commit of %d transactions failed", len(batch))
             for job in batch:
-                _fail(job, error)
+                _fail(job, refusal or error)
             return
         if self._truncate_due or any(job.truncate_wal for job, _ in results):
             await self._truncate_wal(db)

@@ -55,6 +55,14 @@ class DatabaseClosed(SessionsError):
     """The database was closed before the transaction could be committed."""
 
 
+class NotStored(SessionsError):
+    """The database did not take a transaction, of which nothing is left; it may take the next."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"not stored: {reason}")
+        self.reason = reason
+
+
 class DatabaseDamaged(SessionsError):
     """The file is there but cannot be read as a SQLite database."""
 

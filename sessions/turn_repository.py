@@ -180,8 +180,13 @@ class TurnRepository:
     async def interrupt_running(self) -> list[Turn]:
         """End every running turn as interrupted, its answer as last saved; returns those turns.
 
-        For the start after a crash, and for the death of the engine process.
+        For the start after a crash, and for the death of the engine process. Later times are given
+        from here on than the last turn has.
         """
+        async with self._database.read() as db:
+            latest = await turns.latest(db)
+        if latest is not None:
+            self._clock.not_before(latest)
         now = self._clock.now()
         return await self._database.write(lambda db: turn_ends.interrupt_running(db, now))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import CursorResult, insert, select, update
+from sqlalchemy import CursorResult, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
@@ -134,6 +134,11 @@ async def running(db: AsyncConnection, chat_id: str) -> list[Turn]:
         .order_by(models.Message.candidate)
     )
     return [Turn(**row) for row in rows.mappings()]
+
+
+async def latest(db: AsyncConnection) -> datetime | None:
+    """When the last of all turns began; None before the first."""
+    return cast(datetime | None, await db.scalar(select(func.max(models.Turn.created_at))))
 
 
 async def of_answer(db: AsyncConnection, chat_id: str, message_id: str) -> Turn | None:

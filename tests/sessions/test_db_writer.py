@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
 from sessions.database import Database, Transaction
-from sessions.errors import DatabaseClosed
+from sessions.errors import DatabaseClosed, NotStored
 from sessions.repository import Repository
 
 pytestmark = pytest.mark.anyio
@@ -127,7 +127,8 @@ async def test_full_disk_is_reported_and_survived(database: Database) -> None:
         database.write(_storing("small too")),
         return_exceptions=True,
     )
-    assert isinstance(results[1], DBAPIError)
+    assert isinstance(results[1], NotStored)
+    assert results[1].reason == "database or disk is full"
     assert await _keys(database) == {key for key in results if isinstance(key, str)}
     await database.write(lambda db: limit(db, 1 << 30))
     await database.write(_storing("large", "x" * 1_000_000))

@@ -1,0 +1,151 @@
+"""The database's disk is full, somebody holds the database, the clock goes back: told, not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+import sessions.clock
+from app.settings import Settings
+from tests.app.fake_engine import FakeEngine
+from tests.app.web_client import Browser, Server, field, serving, text_of
+
+pytestmark = pytest.mark.anyio
+
+
+def rows(settings: Settings, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(settings.database_path)) as db:
+        return db.execute(query).fetchall()
+
+
+async def answered(server: Server, browser: Browser, chat_id: str, text: str, number: int) -> str:
+    """Have the engine say `text` as its next answer; the page once it is there."""
+    turn = await server.engine.next_turn(number)
+    turn.say(text)
+    turn.end()
+    async with asyncio.timeout(10):
+        while True:
+            page = (await browser.get(f"/chats/{chat_id}")).text
+            if text in text_of(page) and 'aria-busy="true"' not in page:
+                return page
+            await asyncio.sleep(0.01)
+
+
+def limit_pages(spare: int) -> Callable[[AsyncConnection], Any]:
+    """Let the database grow by so many pages; the disk is full then, as far as it can tell."""
+
+    async def change(db: AsyncConnection) -> None:
+        pages = (await db.exec_driver_sql("PRAGMA page_count")).scalar_one()
+        await db.exec_driver_sql(f"PRAGMA max_page_count = {pages + spare}")
+
+    return change
+
+
+@pytest.mark.parametrize("htmx", [False, True])
+async def test_a_full_disk_is_told_and_the_text_is_kept(
+    browser: Browser,
+    server: Server,
+    web_settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    htmx: bool,
+) -> None:
+    chat_id = await browser.new_chat("Hello")
+    await answered(server, browser, chat_id, "Hello to you", 0)
+    before = rows(web_settings, "SELECT id, text FROM message")
+    database = server.app.state.repository._database
+    long = "long words " * 60
+    await database.write(limit_pages(0))
+    with caplog.at_level(logging.ERROR):
+        refused = await browser.say(chat_id, long, htmx=htmx)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert "its disk is full" in text_of(refused.text)
+    assert htmx or long.strip() in text_of(refused.text)
+    assert "database or disk is full" in caplog.text
+    assert long not in caplog.text
+    assert rows(web_settings, "SELECT id, text FROM message") == before
+    assert "Hello to you" in text_of((await browser.get(f"/chats/{chat_id}")).text)
+    await database.write(limit_pages(1 << 20))
+    assert (await browser.say(chat_id, long)).status_code == 303
+    await answered(server, browser, chat_id, "All of it arrived", 1)
+    # no place of the queue stays taken by what was refused
+    assert server.engine.places.in_use == 0
+
+
+async def test_another_process_holds_the_database_for_three_seconds(
+    browser: Browser, server: Server, web_settings: Settings
+) -> None:
+    chat_id = await browser.new_chat("Hello")
+    await answered(server, browser, chat_id, "Hello to you", 0)
+    with closing(sqlite3.connect(web_settings.database_path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asked = asyncio.create_task(browser.say(chat_id, "Are you there?"))
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + 3.0
+        async with Browser(server.url) as reader:
+            while loop.time() < ends:  # what only reads is answered meanwhile
+                async with asyncio.timeout(1.0):
+                    assert (await reader.get("/healthz")).status_code == 200
+                await asyncio.sleep(0.1)
+        assert not asked.done()
+        other.execute("COMMIT")
+    assert (await asked).status_code == 303
+    page = await answered(server, browser, chat_id, "I am", 1)
+    assert "Are you there?" in text_of(page)
+
+
+class SetClock:
+    """Stands for `datetime` where rows get their times."""
+
+    min = datetime.min
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def now(self, zone: Any) -> datetime:
+        assert zone is UTC
+        return datetime.now(zone) + self.ahead
+
+
+async def test_the_clock_jumps_backwards(
+    web_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a run and over a restart: messages and continued answers keep their order."""
+    clock = SetClock()
+    monkeypatch.setattr(sessions.clock, "datetime", clock)
+    async with serving(web_settings, FakeEngine()) as first, first.browser() as browser:
+        chat_id = await browser.new_chat("One")
+        await answered(first, browser, chat_id, "First", 0)
+        clock.ahead = timedelta(hours=-2)
+        await browser.say(chat_id, "Two")
+        turn = await first.engine.next_turn(1)
+        turn.say("Second so far,")
+        await browser.get(f"/chats/{chat_id}")
+        cookies = browser.http.cookies
+    clock.ahead = timedelta(days=-2)
+    async with serving(web_settings, FakeEngine()) as second:
+        back = Browser(second.url)
+        back.http.cookies = cookies
+        page = (await back.get(f"/chats/{chat_id}")).text
+        assert 'data-status="interrupted"' in page
+        answer = field(page, "parent_id")
+        assert (await back.post(f"/messages/{answer}/continue")).status_code == 303
+        page = await answered(second, back, chat_id, " and all of it", 0)
+        text = text_of(page)
+        assert "Second so far, and all of it" in text
+        assert text.index("One") < text.index("First") < text.index("Two")
+        await back.say(chat_id, "Three")
+        text = text_of(await answered(second, back, chat_id, "Third", 1))
+        assert text.index("Two") < text.index("Second so far") < text.index("Three")
+        assert text.index("Three") < text.index("Third")
+        times = rows(web_settings, "SELECT created_at FROM turn ORDER BY rowid")
+        assert times == sorted(times), "a later turn has a later time"
+        await back.http.aclose()
