@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from app.settings import Settings
-from engine.config import EngineConfig
+from engine.config import CheckpointBits, EngineConfig
 from engine.errors import EngineError
 from engine.model.geometry import ModelConfig
 from engine.model.model_config import read_model_config
@@ -20,11 +20,11 @@ from engine.profile import machine
 from engine.profile.cache import ProfileCache
 from engine.profile.record import AttentionCosts, ComputeCosts, DiskRead
 from engine.profile.shapes import SHAPES, Shape, scaled_costs
+from engine.restoration.coding import ITEM_BYTES, Coding
 from engine.restoration.plan import CheckpointPlan, fastest, make_plan, smallest
 from engine.restoration.planner import Planner
 
 Say = Callable[[str], None]
-ITEM_BYTES = {"fp32": 4, "bf16": 2}
 TOKEN_COUNTS = (64, 256, 512, 1024, 2048)
 MIB = 1 << 20
 
@@ -153,23 +153,24 @@ class Question:
     disk_mbps: float | None  # 10^6 bytes a second; None: as measured
     geometry: str | None  # a name of SHAPES; None: the model's own
     target_ms: float | None  # the smallest checkpoint within it; None: the fastest restore
+    bits: CheckpointBits = 16  # of a number on disk; 16: as the model computes
 
 
 def plan_lines(found: Measured, question: Question) -> list[str]:
     """The chosen plan beside the pure ones, and why. Raises NotMeasured without a disk speed."""
-    item_bytes = ITEM_BYTES[machine.dtype_name(found.config.dtype)]
+    coding = Coding(question.bits, machine.dtype_name(found.config.dtype))
     disk = _disk(found, question)
     if question.geometry is None:
         shape, compute = Shape.of(found.geometry), found.compute
         name, source = found.config.model_name, "as measured on this machine"
     else:
         shape = SHAPES[question.geometry]
-        compute = scaled_costs(found.compute, shape, item_bytes)
+        compute = scaled_costs(found.compute, shape, ITEM_BYTES[coding.dtype])
         name = question.geometry
         source = (
             f"scaled from this machine's {compute.gemm_flops_per_s / 1e9:.0f} GFLOP/s, not measured"
         )
-    costs = Planner(shape, item_bytes, compute, disk).costs(question.prefix, question.tokens)
+    costs = Planner(shape, coding, compute, disk).costs(question.prefix, question.tokens)
     if question.target_ms is None:
         chosen = fastest(costs)
     else:
@@ -190,9 +191,7 @@ def plan_lines(found: Measured, question: Question) -> list[str]:
         "",
     ]
     head = ["", "layers", "predicted", "reads", "compute", "bytes/token", "total"]
-    rows = [
-        _plan_row(label, plan, shape, item_bytes, question.tokens) for label, plan in plans.items()
-    ]
+    rows = [_plan_row(label, plan, shape, coding, question.tokens) for label, plan in plans.items()]
     table = _table([head, *rows], left=2)
     return [*lines, *table, "", f"chosen: {chosen.reason}."]
 
@@ -209,11 +208,13 @@ def _disk(found: Measured, question: Question) -> DiskRead:
 
 
 def _plan_row(
-    label: str, plan: CheckpointPlan, shape: Shape, item_bytes: int, tokens: int
+    label: str, plan: CheckpointPlan, shape: Shape, coding: Coding, tokens: int
 ) -> list[str]:
     predicted = plan.predicted
     assert predicted is not None, "a plan was made without its times"
-    each = plan.bytes_per_token(shape.hidden_size, shape.kv_size, item_bytes)
+    each = plan.bytes_per_token(
+        coding.hidden_bytes(shape.hidden_size), coding.kv_bytes(shape.num_kv_heads, shape.head_dim)
+    )
     return [
         label,
         plan.name,

@@ -9,6 +9,7 @@ import msgspec
 from engine.profile.record import DiskRead
 
 CheckpointMethod = Literal["auto", "hidden", "kv", "recompute"]
+CheckpointBits = Literal[16, 8, 6]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "fp32", "bf16"]
 
@@ -28,6 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     idle_evict_s: float = 600.0  # a chat idle for longer gives its pages back
     share_prefix: Literal["auto", "always", "never"] = "auto"
     checkpoint_method: CheckpointMethod = "auto"
+    checkpoint_bits: CheckpointBits = 16  # 16: as the model computes, exact
     checkpoint_dirs: tuple[str, ...] = ()  # empty: nothing is saved
     checkpoint_cap_bytes: int = 8 << 30
     staging_bytes: int = 256 << 20

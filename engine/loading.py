@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,11 +27,13 @@ from engine.profile.choice import make_gate, make_plans
 from engine.profile.record import AttentionCosts
 from engine.restoration.checkpoint import CODING, Recorder
 from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.coding import Coding
 from engine.restoration.host_copies import HostCopies
 from engine.restoration.leading import LeadingLayers
 from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.restorer import Restorer
 from engine.scheduler import Scheduler
+from kernels.coding import warm_up as warm_up_coding
 from kernels.threading import configure_torch
 from kernels.triton_spans import AttentionShape
 from kernels.warm_up import warm_up
@@ -75,17 +77,25 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     own_limit = geometry.max_position_embeddings
     fits = (num_pages - 2) * PAGE_SIZE  # prefix and chat each end inside a page
     context_length = min(config.max_context or own_limit, own_limit, fits)
-    weights = load_weights(model_dir, geometry, dtype, context_length, device)
+    coding = Coding(config.checkpoint_bits, CODING[dtype])
+    rotate = store is not None and coding.needs_rotation(
+        config.checkpoint_method, geometry.hidden_size, heads, head_dim
+    )
+    weights = load_weights(model_dir, geometry, dtype, context_length, device, rotate=rotate)
+    weights = replace(weights, fingerprint=coding.fingerprint(weights.fingerprint))
     if not on_cuda:
         warm_up(dtype, head_dim)
+        if coding.bits < 16:
+            warm_up_coding(dtype, coding.bits)
     # on CUDA one page more, for what is left over in captured steps
     cache = KVCache(geometry.num_layers, num_pages + on_cuda, heads, head_dim, dtype, device)
     gate = _gate(config, geometry, dtype, device)
+    layer_bytes = (coding.hidden_bytes(geometry.hidden_size), coding.kv_bytes(heads, head_dim))
     if on_cuda:  # nothing of a restore is measured there
-        sizes = (geometry.num_layers, geometry.hidden_size, heads * head_dim)
-        plans: Plans = OnePlan(choose_plan(config.checkpoint_method, *sizes))
+        method = config.checkpoint_method
+        plans: Plans = OnePlan(choose_plan(method, geometry.num_layers, *layer_bytes))
     else:
-        plans = make_plans(config, weights)
+        plans = make_plans(config, weights, coding)
     plan = plans.plan(0, 0)
     recorder: Recorder | None = None
     if store is not None:
@@ -99,6 +109,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             context_length,
             config.staging_bytes,
             HostCopies(device) if on_cuda else None,
+            coding=coding,
         )
 
     def make_graphs(decoder: Decoder) -> DecodeGraphs:
@@ -126,9 +137,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
         page_size=PAGE_SIZE,
         num_pages=num_pages,
         bytes_per_token_kv=page_bytes // PAGE_SIZE,
-        bytes_per_token_checkpoint=plan.bytes_per_token(
-            geometry.hidden_size, heads * head_dim, dtype.itemsize
-        ),
+        bytes_per_token_checkpoint=plan.bytes_per_token(*layer_bytes),
         checkpoint_method=plan.name if store is not None else "recompute",
         checkpoint_reason=plan.reason if store is not None else "no checkpoint directory is set",
         fingerprint=weights.fingerprint.hex(),

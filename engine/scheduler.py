@@ -238,6 +238,7 @@ class Scheduler:
         work.restore_method = "+".join(sorted(job.methods))
         work.restore_plan = job.plan
         work.restore_predicted_ms = job.predicted.total_ms if job.predicted else None
+        work.restore_spans = job.spans
 
     def _prefill_from(self, work: Work, todo: list[tuple[int, int]]) -> None:
         work.todo = todo

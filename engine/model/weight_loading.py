@@ -11,6 +11,8 @@ from torch import Tensor
 
 from engine.errors import ModelError
 from engine.model.geometry import ModelConfig
+from engine.model.rotation import KEY as ROTATION_KEY
+from engine.model.rotation import GetTensor, rotated, rotated_config
 from engine.model.weight_files import read_headers
 from engine.model.weights import Weights, inverse_frequencies, make_layer
 from kernels.kv import rope_table
@@ -25,11 +27,14 @@ def load_weights(
     dtype: torch.dtype,
     max_positions: int,
     device: torch.device | str = "cpu",
+    *,
+    rotate: bool = False,
 ) -> Weights:
-    """Read, convert and pack a model.
+    """Read, convert and pack a model; with `rotate` in the basis of `engine.model.rotation`.
 
     The fingerprint is a digest of the weights' bytes in `dtype`, the RoPE parameters, the norm's
-    epsilon and the layout version. Raises ModelError when a weight is not finite.
+    epsilon and the layout version. Raises ModelError when a weight is not finite, and when the
+    model is to be rotated and its family cannot be.
     """
     tensors = read_headers(model_dir)
     files = {name: path for name, (path, _) in tensors.items()}
@@ -39,10 +44,19 @@ def load_weights(
     digest.update(repr((LAYOUT_VERSION, str(dtype), geometry, rope)).encode())
     handles = {path: safe_open(path, framework="pt") for path in set(files.values())}
 
-    def get(name: str) -> Tensor:
+    def read(name: str) -> Tensor:
         # safetensors publishes no types for its compiled reader.
         loaded: Tensor = handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
-        tensor = loaded.to(dtype).contiguous()
+        return loaded
+
+    source: GetTensor = read
+    if rotate:
+        source = rotated(read, config)
+        config = rotated_config(config)
+        digest.update(ROTATION_KEY.encode())
+
+    def get(name: str) -> Tensor:
+        tensor = source(name).to(dtype).contiguous()
         if not torch.isfinite(tensor).all():
             raise ModelError(f"the model in {model_dir} is damaged: {name} has values not finite")
         digest.update(name.encode())

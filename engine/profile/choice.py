@@ -20,6 +20,7 @@ from engine.profile.compute import measure_compute
 from engine.profile.machine import attention_key, compute_key
 from engine.profile.record import AttentionCosts, ComputeCosts
 from engine.profile.shapes import Shape
+from engine.restoration.coding import Coding
 from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.planner import Planner
 
@@ -38,15 +39,15 @@ def make_gate(config: EngineConfig, geometry: ModelConfig, dtype: torch.dtype) -
     return SharingGate(attention_costs(config, geometry, dtype))
 
 
-def make_plans(config: EngineConfig, weights: Weights) -> Plans:
+def make_plans(config: EngineConfig, weights: Weights, coding: Coding) -> Plans:
     """What is saved of each chat: as the settings say, or the fastest to restore here."""
     geometry = weights.config
     if config.checkpoint_method == "auto" and config.profile_path and config.disk is not None:
         costs = compute_costs(config, weights)
-        return Planner(Shape.of(geometry), weights.dtype.itemsize, costs, config.disk)
-    kv_size = geometry.num_kv_heads * geometry.head_dim
-    layers, width = geometry.num_layers, geometry.hidden_size
-    return OnePlan(choose_plan(config.checkpoint_method, layers, width, kv_size))
+        return Planner(Shape.of(geometry), coding, costs, config.disk)
+    hidden = coding.hidden_bytes(geometry.hidden_size)
+    kv = coding.kv_bytes(geometry.num_kv_heads, geometry.head_dim)
+    return OnePlan(choose_plan(config.checkpoint_method, geometry.num_layers, hidden, kv))
 
 
 def attention_costs(

@@ -18,6 +18,7 @@ from engine.model.weights import Weights
 from engine.profile.record import SLICE_TOKENS, ComputeCosts, undisturbed
 from engine.restoration.stripes import put_kv
 from kernels.attention import merge_states, prefill_attention
+from kernels.coding import decode_hidden, decode_kv, encode_hidden, encode_kv
 from kernels.linear import PackedLinear
 from kernels.spans import Spans
 
@@ -55,7 +56,7 @@ def measure_compute(weights: Weights, budget_s: float = 1.0) -> ComputeCosts:
     cache = KVCache(1, (PAST + SLICE_TOKENS) // PAGE_SIZE, *_heads(weights), weights.dtype)
     cache.k, cache.v = cache.k * config.num_layers, cache.v * config.num_layers
     decoder = Decoder(weights, cache)
-    share_s = budget_s / 10
+    share_s = budget_s / 13
     began = (time.thread_time(), time.perf_counter())
     layer_s, hidden_s = [], []
     for count in ROWS:
@@ -77,6 +78,7 @@ def measure_compute(weights: Weights, budget_s: float = 1.0) -> ComputeCosts:
         pair_flops_per_s=4.0 * config.num_heads * config.head_dim / pair_s,
         copy_bytes_per_s=copy_rate,
         host_to_device_bytes_per_s=_device_rate(),
+        code_s=_code_seconds(weights, share_s),
         undisturbed=undisturbed(began),
     )
 
@@ -169,10 +171,41 @@ def _copy_rate(weights: Weights, budget_s: float) -> float:
     def run() -> Iterator[None]:
         for number in range(pages):
             where = slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE)
-            put_kv(cache.kv, every, where, payload[number], PAGE_SIZE)
+            put_kv(cache.kv, every, where, payload[number], PAGE_SIZE, "")
             yield
 
     return page / _least(run, budget_s)
+
+
+def _code_seconds(weights: Weights, budget_s: float) -> dict[str, float]:
+    """Seconds a number of coded hidden states and K/V, a slice at a time from more than caches."""
+    width = weights.config.hidden_size
+    hidden = torch.randn(1, SLICE_TOKENS, width).to(weights.dtype)
+    total, out = torch.zeros(hidden.shape[1:]), torch.empty_like(hidden[0])
+    seconds: dict[str, float] = {}
+    for bits in (8, 6):
+        chunk = encode_hidden(hidden, bits)
+        chunks = chunk.expand(max(2, CACHE_BYTES // chunk.nbytes), -1).contiguous()
+
+        def hidden_run(chunks: Tensor = chunks, bits: int = bits) -> Iterator[None]:
+            for chunk in chunks:
+                decode_hidden(chunk, SLICE_TOKENS, bits, total, out)
+                yield
+
+        seconds[f"hidden{bits}"] = _least(hidden_run, budget_s) / hidden.numel()
+    kv = torch.randn(1, 2, PAGE_SIZE, *_heads(weights)).to(weights.dtype)
+    chunk = encode_kv(kv, 0, PAGE_SIZE)
+    layers = min(weights.config.num_layers, 8)
+    stripes = chunk.expand(max(2, CACHE_BYTES // (layers * chunk.nbytes)), layers, -1).contiguous()
+    pages = kv.expand(layers, *kv.shape[1:]).contiguous()
+
+    def kv_run() -> Iterator[None]:
+        for stripe in stripes:
+            decode_kv(stripe, PAGE_SIZE, pages, slice(0, PAGE_SIZE))
+            yield
+
+    seconds["kv8"] = _least(kv_run, budget_s) / pages.numel()
+    return seconds
 
 
 def _gemm_seconds(dtype: torch.dtype, budget_s: float) -> float:

@@ -61,6 +61,9 @@ class ComputeCosts(msgspec.Struct, frozen=True, kw_only=True):
     pair_flops_per_s: float  # attention over keys before the slice
     copy_bytes_per_s: float  # K/V from a read buffer to their pages
     host_to_device_bytes_per_s: float | None = None  # None: there is no device but the CPU
+    # seconds a number from its code in a read buffer: hidden8, hidden6 (on top of hidden_s) and
+    # kv8 (in place of kv_s); see kernels.coding
+    code_s: dict[str, float] = {}
     undisturbed: float = 1.0  # share of the measuring time that other programs left
 
     def layer(self, num_tokens: int, past: int) -> float:

@@ -74,4 +74,5 @@ def scaled_costs(measured: ComputeCosts, shape: Shape, item_bytes: int) -> Compu
         pair_flops_per_s=measured.pair_flops_per_s,
         copy_bytes_per_s=measured.copy_bytes_per_s,
         host_to_device_bytes_per_s=measured.host_to_device_bytes_per_s,
+        code_s=measured.code_s,
     )

@@ -17,8 +17,10 @@ from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import Sequence
 from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.coding import Coding
 from engine.restoration.host_copies import HostCopies, Ready
-from engine.restoration.plan import LayerMethod, Plans
+from engine.restoration.plan import Plans
+from kernels.coding import encode_hidden, encode_kv
 
 CODING = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -59,6 +61,8 @@ class Recorder:
         context_length: int,
         budget_bytes: int,
         copies: HostCopies | None = None,
+        *,
+        coding: Coding,
     ) -> None:
         """copies: where the cache is on a CUDA device; the staging buffers are there too then."""
         self.stripes_dropped = 0
@@ -67,6 +71,7 @@ class Recorder:
         self._store = store
         self._fingerprint = fingerprint
         self._dtype = cache.kv.dtype
+        self._coding = coding
         self._budget = budget_bytes
         # every layer that some plan stores as hidden states is staged; a stripe takes its plan's
         hidden_layers = plans.hidden_layers(context_length)
@@ -238,27 +243,26 @@ class Recorder:
             # Its first tokens came by a copy of their K/V, or no buffer was free: their hidden
             # states are gone, but their K/V are here.
             hidden_layers, kv_layers = (), hidden_layers + kv_layers
-        methods: dict[int, LayerMethod] = {}
+        chunks: list[tuple[int, str, str]] = []
         buffers: list[Tensor] = []
         in_flight = 0
-        for layer in hidden_layers:
+        if hidden_layers:
             assert staged is not None, "hidden states that were not staged are to be saved"
-            chunk = self._staging[staged.index, self._layer_index[layer], :rows]
-            if is_partial:
-                chunk = chunk.clone()  # the rows may change while the writer reads
-                in_flight += chunk.nbytes
-            methods[layer] = "hidden"
-            buffers.append(chunk)
+            taken, copied = self._take_hidden(staged.index, hidden_layers, rows)
+            in_flight += copied
+            chunks += [(layer, "hidden", self._coding.hidden) for layer in hidden_layers]
+            buffers.extend(taken)
         if kv_layers:
-            first = seq.page_ids[page] * PAGE_SIZE
-            layers = slice(kv_layers[0], kv_layers[-1] + 1)
-            copied = self._cache.kv[layers, :, first : first + rows].contiguous()
-            in_flight += copied.nbytes
-            methods |= dict.fromkeys(kv_layers, "kv")
-            buffers.extend(copied)
+            taken = self._take_kv(kv_layers, seq.page_ids[page] * PAGE_SIZE, rows)
+            in_flight += taken.nbytes
+            chunks += [(layer, "kv", self._coding.kv) for layer in kv_layers]
+            buffers.extend(taken)
         slot_index: int | None = None
         if staged is not None and not is_partial:
             slot_index = self._slots[seq].pop(_stripe(seq, page)).index
+            if self._coding.bits < 16:  # what is written is a copy
+                self._free.append(slot_index)
+                slot_index = None
         if self._in_flight_bytes + in_flight > self._budget // 2:
             self.stripes_dropped += 1
             if slot_index is not None:
@@ -282,13 +286,35 @@ class Recorder:
             start=seq.offset + start,
             parent_digest=seq.digest_before(page).value,
             ids=seq.array(start, start + rows),
-            chunks=[(layer, method, CODING[self._dtype]) for layer, method in methods.items()],
+            chunks=chunks,
             done=done,
         )
         if self._copies is None:
             append(payload=_bytes(buffers))
         else:
             self._copying.append((append, *self._copies.start(buffers)))
+
+    def _take_hidden(self, slot: int, layers: tuple[int, ...], rows: int) -> tuple[Tensor, int]:
+        """A buffer's first rows as they are written, [layers, ...]; and the bytes of a copy.
+
+        Whole stripes are written from the staging buffer itself unless they are coded.
+        """
+        first = self._layer_index[layers[0]]
+        staged = self._staging[slot, first : first + len(layers), :rows]
+        if self._coding.bits < 16:
+            coded = encode_hidden(staged, self._coding.bits)
+            return coded, coded.nbytes
+        if rows < PAGE_SIZE:
+            staged = staged.clone()  # the rows may change while the writer reads
+            return staged, staged.nbytes
+        return staged, 0
+
+    def _take_kv(self, layers: tuple[int, ...], slot: int, rows: int) -> Tensor:
+        """A copy of the K/V of some adjacent layers at adjacent slots, [layers, ...]."""
+        kv = self._cache.kv[layers[0] : layers[-1] + 1]
+        if self._coding.bits < 16:
+            return encode_kv(kv, slot, rows)
+        return kv[:, :, slot : slot + rows].contiguous()
 
     def _hand_over(self) -> None:
         """Give the store what was copied to the host; that is over by the next step's start."""

@@ -70,10 +70,9 @@ class CheckpointPlan:
         """Layers whose K/V are stored."""
         return tuple(i for i, m in enumerate(self.methods) if m == "kv")
 
-    def bytes_per_token(self, hidden_size: int, kv_size: int, item_bytes: int) -> int:
-        """Bytes on disk for one token; `kv_size` is num_kv_heads * head_dim."""
-        hidden = len(self.hidden_layers) * hidden_size
-        return (hidden + len(self.kv_layers) * 2 * kv_size) * item_bytes
+    def bytes_per_token(self, hidden_bytes: int, kv_bytes: int) -> int:
+        """Bytes on disk for one token, given those of one layer (see `Coding`)."""
+        return len(self.hidden_layers) * hidden_bytes + len(self.kv_layers) * kv_bytes
 
 
 @dataclass(frozen=True)
@@ -230,16 +229,17 @@ def plan_name(methods: tuple[LayerMethod, ...]) -> str:
 
 
 def choose_plan(
-    method: CheckpointMethod, num_layers: int, hidden_size: int, kv_size: int
+    method: CheckpointMethod, num_layers: int, hidden_bytes: int, kv_bytes: int
 ) -> CheckpointPlan:
     """The plan for a server's setting where nothing was measured; every layer has one method.
 
-    `auto` takes whichever of hidden states and K/V is smaller. Hidden states of a model with
+    `hidden_bytes` and `kv_bytes` are those of one token in one layer, as they are stored. `auto`
+    takes whichever is smaller. Hidden states of a model with
     D > 2 d_kv are larger than its K/V and need a projection on top, so they are never chosen
     there (HCache, section 4.1; D model width, d_kv width of K or V).
     """
     if method == "auto":
-        ratio = hidden_size / (2 * kv_size)
+        ratio = hidden_bytes / kv_bytes
         chosen: LayerMethod = "hidden" if ratio < 1 else "kv"
         reason = f"the disk was not measured; hidden states take {ratio:.2f}x the bytes of K/V"
     else:

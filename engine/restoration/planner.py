@@ -8,6 +8,7 @@ from dataclasses import replace
 from engine.memory.page_pool import pages_for
 from engine.profile.record import ComputeCosts, DiskRead
 from engine.profile.shapes import Shape
+from engine.restoration.coding import Coding
 from engine.restoration.plan import (
     CheckpointPlan,
     LayerCosts,
@@ -24,13 +25,11 @@ MESSAGE_TOKENS = 32  # of a short message, whose answer's first token is waited 
 class Planner:
     """Chooses the plan of a chat as it is saved. Immutable but for what it remembers."""
 
-    def __init__(
-        self, shape: Shape, item_bytes: int, compute: ComputeCosts, disk: DiskRead
-    ) -> None:
+    def __init__(self, shape: Shape, coding: Coding, compute: ComputeCosts, disk: DiskRead) -> None:
         self.shape = shape
         self.compute = compute
         self.disk = disk
-        self._item_bytes = item_bytes
+        self.coding = coding
         self._plans: dict[tuple[int, int], CheckpointPlan] = {}
 
     def costs(self, prefix_tokens: int, num_tokens: int) -> LayerCosts:
@@ -40,16 +39,28 @@ class Planner:
         return LayerCosts(
             num_layers=shape.num_layers,
             recompute_s=compute.layer(num_tokens, prefix_tokens),
-            hidden_s=compute.hidden(num_tokens),
-            kv_s=compute.kv(num_tokens),
-            hidden_bytes=num_tokens * shape.hidden_size * self._item_bytes,
-            kv_bytes=num_tokens * 2 * shape.kv_size * self._item_bytes,
+            hidden_s=self._hidden_s(num_tokens),
+            kv_s=self._kv_s(num_tokens),
+            hidden_bytes=num_tokens * self.coding.hidden_bytes(shape.hidden_size),
+            kv_bytes=num_tokens * self.coding.kv_bytes(shape.num_kv_heads, shape.head_dim),
             bytes_per_s=self.disk.bytes_per_s,
             latency_s=self.disk.latency_s,
             stripes=pages_for(num_tokens),
             request_bytes=self.disk.first_bytes,
             answer_s=shape.num_layers * message,
         )
+
+    def _hidden_s(self, num_tokens: int) -> float:
+        """Seconds from one layer's stored hidden states to its K/V."""
+        bits = self.coding.bits
+        each = 0.0 if bits == 16 else self.compute.code_s[f"hidden{bits}"]
+        return self.compute.hidden(num_tokens) + num_tokens * self.shape.hidden_size * each
+
+    def _kv_s(self, num_tokens: int) -> float:
+        """Seconds from one layer's stored K/V to its pages."""
+        if self.coding.bits == 16:
+            return self.compute.kv(num_tokens)
+        return num_tokens * 2 * self.shape.kv_size * self.compute.code_s["kv8"]
 
     def plan(self, prefix_tokens: int, num_tokens: int) -> CheckpointPlan:
         """The plan for a chat that has `num_tokens` private tokens now, and is expected to grow.
@@ -79,7 +90,7 @@ class Planner:
         for part in parts:
             count = part.num_tokens
             compute += part.recompute * costs.layer(count, part.start)
-            compute += part.hidden * costs.hidden(count) + part.kv * costs.kv(count)
+            compute += part.hidden * self._hidden_s(count) + part.kv * self._kv_s(count)
             num_bytes += part.num_bytes
             tokens += count
         io = num_bytes / self.disk.bytes_per_s

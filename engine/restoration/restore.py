@@ -19,8 +19,8 @@ from engine.restoration.checkpoint import Recorder
 from engine.restoration.chunk_store import ChunkStore, LoadedStripe, StripeRef
 from engine.restoration.leading import LeadingLayers
 from engine.restoration.stripes import (
+    HiddenRows,
     absent_layers,
-    hidden_rows,
     kv_runs,
     layer_methods,
     put_kv,
@@ -238,7 +238,8 @@ class RestoreJob:
             for run in kv_runs(stripe.ref.chunks):
                 raw = data[run[0].offset : run[-1].offset + run[-1].length]
                 layers = range(run[0].layer, run[-1].layer + 1)
-                put_kv(self._cache.kv, layers, self._slots(stripe.ref), raw, stripe.ref.num_tokens)
+                slots, rows = self._slots(stripe.ref), stripe.ref.num_tokens
+                put_kv(self._cache.kv, layers, slots, raw, rows, run[0].coding)
         yield "compute", layer_methods(part.stripes[0].ref).count("kv")
         if part.start > self._covered:
             self._holes.append((self._covered, part.start))
@@ -279,12 +280,11 @@ class RestoreJob:
 
     def _project_stored(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[_Did]:
         """K/V of the layers whose hidden states are stored."""
-        dtype = self._cache.kv.dtype
+        rows = HiddenRows(part.stripes, self._cache.kv.dtype, self._cache.kv.device)
         for i, chunk in enumerate(part.stripes[0].ref.chunks):
             if chunk.method != "hidden":
                 continue
-            rows = [hidden_rows(stripe, stripe.ref.chunks[i], dtype) for stripe in part.stripes]
-            hidden = torch.cat(rows)
+            hidden = rows.layer(i)
             if rest:
                 kept[chunk.layer] = hidden[-rest:]
             self._leading.decoder.restore(chunk.layer, hidden, *self._places(part))

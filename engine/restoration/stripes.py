@@ -11,7 +11,9 @@ from torch import Tensor
 from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import Sequence
 from engine.restoration.chunk_store import ChunkStore, LayerChunk, LoadedStripe, StripeRef
+from engine.restoration.coding import CODED_BITS, SCALE_BYTES
 from engine.restoration.plan import RestoredPart
+from kernels.coding import decode_hidden, decode_kv
 
 
 def find_stripes(
@@ -82,15 +84,59 @@ def restored_parts(refs: Seq[StripeRef], position: int, num_layers: int) -> list
     return parts
 
 
-def hidden_rows(stripe: LoadedStripe, chunk: LayerChunk, dtype: torch.dtype) -> Tensor:
-    """The usable rows of a layer's stored hidden states, [usable, hidden_size], a view."""
+class HiddenRows:
+    """The usable rows of stripes that are stored alike; coded layers must be asked for in order."""
+
+    def __init__(
+        self, stripes: Seq[LoadedStripe], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._stripes = stripes
+        self._dtype = dtype
+        self._device = device
+        self._total: Tensor | None = None  # of coded layers: the last one, as it came back
+
+    def layer(self, index: int) -> Tensor:
+        """The hidden states of the chunk at this place in each stripe, [rows, hidden_size]."""
+        coding = self._stripes[0].ref.chunks[index].coding
+        if coding in CODED_BITS:
+            return self._decoded(index, CODED_BITS[coding])
+        return torch.cat(
+            [
+                _raw(stripe, index)
+                .view(self._dtype)
+                .view(stripe.ref.num_tokens, -1)[: stripe.ref.usable]
+                for stripe in self._stripes
+            ]
+        )
+
+    def _decoded(self, index: int, bits: int) -> Tensor:
+        rows = sum(stripe.ref.usable for stripe in self._stripes)
+        first = self._stripes[0].ref
+        width = (first.chunks[index].length // first.num_tokens - SCALE_BYTES) * 8 // bits
+        if self._total is None:
+            self._total = torch.zeros(rows, width, device=self._device)
+        out = torch.empty(rows, width, dtype=self._dtype, device=self._device)
+        at = 0
+        for stripe in self._stripes:
+            raw, ref = _raw(stripe, index).to(self._device), stripe.ref
+            part = slice(at, at + ref.usable)
+            decode_hidden(raw, ref.num_tokens, bits, self._total[part], out[part])
+            at += ref.usable
+        return out
+
+
+def _raw(stripe: LoadedStripe, index: int) -> Tensor:
+    """The bytes of the stripe's chunk at this place, a view."""
     assert stripe.payload is not None, "a stripe without payload was taken for good"
-    raw = torch.from_numpy(stripe.payload)[chunk.offset : chunk.offset + chunk.length]
-    return raw.view(dtype).view(stripe.ref.num_tokens, -1)[: stripe.ref.usable]
+    chunk = stripe.ref.chunks[index]
+    return torch.from_numpy(stripe.payload)[chunk.offset : chunk.offset + chunk.length]
 
 
 def kv_runs(chunks: Seq[LayerChunk]) -> list[list[LayerChunk]]:
-    """The K/V chunks of a stripe, grouped into runs of layers whose bytes are adjacent."""
+    """The K/V chunks of a stripe, grouped into runs of layers whose bytes are adjacent.
+
+    The chunks of a stripe have one coding for each method.
+    """
     runs: list[list[LayerChunk]] = []
     for chunk in chunks:
         if chunk.method != "kv":
@@ -106,11 +152,17 @@ def kv_runs(chunks: Seq[LayerChunk]) -> list[list[LayerChunk]]:
     return runs
 
 
-def put_kv(kv: Tensor, layers: range, slots: slice, payload: Tensor, num_tokens: int) -> None:
+def put_kv(
+    kv: Tensor, layers: range, slots: slice, payload: Tensor, num_tokens: int, coding: str
+) -> None:
     """Copy the stored K/V of some adjacent layers to the slots of a stripe's leading tokens.
 
     kv as of KVCache, written; payload uint8 [bytes], a chunk of `num_tokens` rows per layer one
-    after another.
+    after another, all of one coding.
     """
+    if coding in CODED_BITS:
+        coded = payload.view(len(layers), -1).to(kv.device)
+        decode_kv(coded, num_tokens, kv[layers.start : layers.stop], slots)
+        return
     rows = payload.view(kv.dtype).view(len(layers), 2, num_tokens, *kv.shape[3:])
     kv[layers.start : layers.stop, :, slots] = rows[:, :, : slots.stop - slots.start]

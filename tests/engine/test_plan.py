@@ -9,8 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import kernels.coding
+from engine.config import CheckpointBits
 from engine.profile.record import ComputeCosts, DiskRead
 from engine.profile.shapes import SHAPES, Shape, scaled_costs
+from engine.restoration.coding import CODED_BITS, Coding
 from engine.restoration.plan import (
     CheckpointPlan,
     LayerCosts,
@@ -24,6 +27,7 @@ from engine.restoration.plan import (
 from engine.restoration.planner import Planner
 
 seconds = st.floats(1e-6, 1e-1)
+EVERY_BITS: tuple[CheckpointBits, ...] = (16, 8, 6)
 
 
 @st.composite
@@ -167,13 +171,16 @@ MACHINE = ComputeCosts(
     gemm_flops_per_s=400e9,
     pair_flops_per_s=100e9,
     copy_bytes_per_s=12e9,
+    code_s={"hidden8": 0.3e-9, "hidden6": 0.6e-9, "kv8": 0.5e-9},
 )
+BF16 = Coding(16, "bf16")
 
 
-def planner(name: str, mbps: float) -> Planner:
+def planner(name: str, mbps: float, coding: Coding = BF16) -> Planner:
     geometry = SHAPES[name]
     costs = scaled_costs(MACHINE, geometry, 2)
-    return Planner(geometry, 2, costs, DiskRead(bytes_per_s=mbps * 1e6, first_s=0, first_bytes=0))
+    disk = DiskRead(bytes_per_s=mbps * 1e6, first_s=0, first_bytes=0)
+    return Planner(geometry, coding, costs, disk)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -185,10 +192,89 @@ def test_geometries(name: str, mbps: float) -> None:
     assert len(plan.methods) == geometry.num_layers
     if geometry.hidden_size > 2 * geometry.kv_size:
         assert plan.hidden_layers == ()
-    item = plan.bytes_per_token(geometry.hidden_size, geometry.kv_size, 2)
+    item = plan.bytes_per_token(2 * geometry.hidden_size, 4 * geometry.kv_size)
     assert item <= geometry.num_layers * 2 * geometry.kv_size * 2
     if geometry.kv_size == geometry.hidden_size and mbps == 500:
         assert plan.name != "kv"  # half the bytes are worth some projections
+
+
+@pytest.mark.parametrize("bits", [8, 6])
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-1.7b", "llama-2-7b", "llama-3-8b"])
+@pytest.mark.parametrize("mbps", [125, 2000])
+def test_codings_are_weighed_with_their_bytes_and_what_they_cost(
+    name: str, bits: CheckpointBits, mbps: float
+) -> None:
+    """Against brute force over all plans, with both the disk and the decoding of the codes."""
+    shape = SHAPES[name]
+    plans = planner(name, mbps, Coding(bits, "bf16"))
+    costs = plans.costs(0, 2048)
+    assert costs.hidden_bytes == 2048 * (shape.hidden_size * bits // 8 + 2)
+    assert costs.kv_bytes == 2048 * 2 * shape.num_kv_heads * (shape.head_dim + 2)
+    each = plans.compute.code_s[f"hidden{bits}"]
+    decoding = 2048 * shape.hidden_size * each
+    assert costs.hidden_s == pytest.approx(plans.compute.hidden(2048) + decoding)
+    assert costs.kv_s == pytest.approx(2048 * 2 * shape.kv_size * 0.5e-9)
+    plan = plans.plan(0, 2048)
+    if costs.hidden_bytes >= costs.kv_bytes:
+        assert plan.hidden_layers == ()
+    assert plan.predicted is not None
+    best = min(
+        makespan(costs, methods)[0]
+        for recompute in range(shape.num_layers + 1)
+        for hidden in range(shape.num_layers + 1 - recompute)
+        for methods in [
+            ("recompute",) * recompute
+            + ("hidden",) * hidden
+            + ("kv",) * (shape.num_layers - recompute - hidden)
+        ]
+        if costs.hidden_bytes < costs.kv_bytes or hidden <= 1
+    )
+    assert best <= plan.predicted.total_ms * (1 + 1e-9) <= best * 1.05 * (1 + 1e-6)
+
+
+def test_hidden_states_of_multi_head_attention_against_kv_in_bf16() -> None:
+    """How many times smaller a chat's checkpoint is, all layers stored in one way."""
+    for name in ("llama-2-7b", "smollm2-1.7b", "olmo-2-13b"):
+        shape = SHAPES[name]
+        kv = choose_plan("kv", shape.num_layers, 1, 1).bytes_per_token(
+            0, BF16.kv_bytes(shape.num_kv_heads, shape.head_dim)
+        )
+        hidden = choose_plan("hidden", shape.num_layers, 1, 1)
+        smaller = {
+            bits: kv
+            / hidden.bytes_per_token(Coding(bits, "bf16").hidden_bytes(shape.hidden_size), 0)
+            for bits in EVERY_BITS
+        }
+        assert smaller[16] >= 1.9
+        assert smaller[8] >= 3.7
+        assert smaller[6] >= 5.0
+
+
+def test_what_must_be_rotated() -> None:
+    """Only what may store coded hidden states; those of few KV heads never win by themselves."""
+    mha, gqa = (2048, 32, 64), (576, 3, 64)
+    coded, plain = Coding(8, "bf16"), Coding(16, "bf16")
+    assert coded.needs_rotation("auto", *mha)
+    assert coded.needs_rotation("hidden", *gqa)
+    assert not coded.needs_rotation("auto", *gqa)
+    assert not coded.needs_rotation("kv", *mha)
+    assert not plain.needs_rotation("hidden", *mha)
+
+
+def test_each_coding_has_a_fingerprint_of_its_own() -> None:
+    weights = bytes(range(16))
+    prints = [Coding(bits, "bf16").fingerprint(weights) for bits in EVERY_BITS]
+    assert prints[0] == weights
+    assert len(set(prints)) == 3
+
+
+@pytest.mark.parametrize("bits", [8, 6])
+def test_sizes_are_those_of_the_kernels(bits: CheckpointBits) -> None:
+    coding = Coding(bits, "bf16")
+    assert coding.hidden_bytes(576) == kernels.coding.hidden_row_bytes(576, bits)
+    assert coding.kv_bytes(3, 64) == kernels.coding.kv_row_bytes(3, 64)
+    assert CODED_BITS[coding.hidden] == bits
+    assert CODED_BITS[coding.kv] == 8
 
 
 def test_a_slower_disk_stores_less() -> None:
@@ -197,7 +283,7 @@ def test_a_slower_disk_stores_less() -> None:
         sizes = [
             planner(name, mbps)
             .plan(0, 2048)
-            .bytes_per_token(geometry.hidden_size, geometry.kv_size, 2)
+            .bytes_per_token(2 * geometry.hidden_size, 4 * geometry.kv_size)
             for mbps in (50, 125, 500, 4000)
         ]
         assert sizes == sorted(sizes)
@@ -225,7 +311,7 @@ def test_a_restore_of_one_plan_is_predicted_as_it_was_planned() -> None:
     plans = planner("smollm2-1.7b", 500)
     plan = plans.plan(0, 2048)
     counts = {name: plan.methods.count(name) for name in ("recompute", "hidden", "kv")}
-    stored = plan.bytes_per_token(2048, 2048, 2) * 2048
+    stored = plan.bytes_per_token(2 * 2048, 4 * 2048) * 2048
     part = RestoredPart(0, 2048, counts["recompute"], counts["hidden"], counts["kv"], stored)
     assert plan.predicted is not None
     assert plans.predict([part]).total_ms == pytest.approx(plan.predicted.total_ms)
@@ -252,7 +338,7 @@ def test_costs_add_up_over_slices() -> None:
 def test_without_a_measured_disk_auto_takes_what_is_smaller(
     hidden_size: int, kv_size: int, expected: str
 ) -> None:
-    plan = choose_plan("auto", 4, hidden_size, kv_size)
+    plan = choose_plan("auto", 4, 2 * hidden_size, 4 * kv_size)
     assert plan.methods == (expected,) * 4
     assert plan.name == expected
     assert f"{hidden_size / (2 * kv_size):.2f}x" in plan.reason
@@ -260,20 +346,20 @@ def test_without_a_measured_disk_auto_takes_what_is_smaller(
 
 def test_a_method_that_is_asked_for_is_taken() -> None:
     for method in ("hidden", "kv", "recompute"):
-        plan = choose_plan(method, 3, 576, 192)
+        plan = choose_plan(method, 3, 1152, 768)
         assert plan.methods == (method,) * 3
         assert method in plan.reason
 
 
 def test_bytes_of_a_token() -> None:
-    assert choose_plan("kv", 30, 576, 192).bytes_per_token(576, 192, 2) == 30 * 2 * 192 * 2
+    assert choose_plan("kv", 30, 1152, 768).bytes_per_token(1152, 768) == 30 * 2 * 192 * 2
     # the input of layer 0 is the embedding, which is at hand
-    assert choose_plan("hidden", 30, 576, 192).bytes_per_token(576, 192, 2) == 29 * 576 * 2
-    assert choose_plan("recompute", 30, 576, 192).bytes_per_token(576, 192, 2) == 0
+    assert choose_plan("hidden", 30, 1152, 768).bytes_per_token(1152, 768) == 29 * 576 * 2
+    assert choose_plan("recompute", 30, 1152, 768).bytes_per_token(1152, 768) == 0
     mixed = make_plan(replace(mha(), num_layers=10), 3, 4, "")
     assert mixed.name == "3 recompute + 4 hidden + 3 kv"
     assert (mixed.at_hand, mixed.hidden_layers, mixed.kv_layers) == (3, (4, 5, 6), (7, 8, 9))
-    assert mixed.bytes_per_token(576, 192, 2) == (3 * 576 + 3 * 2 * 192) * 2
+    assert mixed.bytes_per_token(1152, 768) == (3 * 576 + 3 * 2 * 192) * 2
 
 
 def test_layers_out_of_order_are_refused() -> None:
