@@ -8,6 +8,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from app import chat_pages, pages
+from app.accounts.watching import while_signed_in
 from app.errors import DomainError, problem_of, problem_response
 from app.faults import NoSuchPage
 from app.group_stream import watch_group
@@ -101,7 +102,8 @@ async def events(
     live = services.hub.get(turn_id)
     if live is None:
         return EventStream(finished_stream(finished))
-    return EventStream(services.hub.watch(live, finished, browser=login_digest(request.scope)))
+    watched = services.hub.watch(live, finished, browser=login_digest(request.scope))
+    return EventStream(while_signed_in(request, services, watched))
 
 
 @get("/turns/{turn_id:str}/candidates", include_in_schema=False)
@@ -135,7 +137,8 @@ async def candidate_events(
     if not lives:
         return EventStream(finished_stream(all_ended))
     browser = login_digest(request.scope)
-    return EventStream(watch_group(services.hub, lives, one_ended, all_ended, browser=browser))
+    watched = watch_group(services.hub, lives, one_ended, all_ended, browser=browser)
+    return EventStream(while_signed_in(request, services, watched))
 
 
 def _gone(services: Services, place: str, problem: Problem) -> str:

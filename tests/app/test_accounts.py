@@ -304,3 +304,27 @@ async def test_forwarded_requests_are_refused_on_ones_own_machine(browser: Brows
     refused = await browser.http.get("/", headers={"X-Forwarded-For": "203.0.113.9"})
     assert refused.status_code == 400
     assert "public_url" in refused.text
+
+
+async def test_a_stream_ends_with_the_login_that_opened_it(
+    server: Server, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.accounts.watching.CHECK_S", 0.0)
+    await claim(browser, "Ada")
+    await browser.new_chat("Hello")
+    turn = server.engine.turns[-1]
+    async with server.browser() as other:
+        await sign_in(other, "Ada")
+        async with browser.events(browser.turn_id) as events:
+            turn.say("Said before.")
+            while "Said before." not in (await events.next())[1]:
+                pass
+            await other.get("/account")
+            await other.post("/account/sign-out-everywhere")
+            turn.say("\n\nSaid after.")
+            rest = await events.rest()
+            assert not any("Said after" in data for _, data in rest)
+            assert "turn-end" not in [name for name, _ in rest]
+        refused = await browser.http.get(f"/turns/{browser.turn_id}/events")
+        assert refused.status_code == 404
+    turn.end()
