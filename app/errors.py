@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import Response
 from litestar.enums import MediaType
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.types import ExceptionHandlersMap
 
 from app.accounts.ask import ask_to_sign_in
@@ -167,7 +167,10 @@ def answer_error(request: HTTPRequest, error: Exception) -> Response[Any]:
     problem = problem_of(error)
     if problem.status >= 500 and not isinstance(error, EngineUnavailable):
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem_response(request, request.app.state.views, problem)
+    response = problem_response(request, request.app.state.views, problem)
+    if isinstance(error, MethodNotAllowedException):
+        response.set_header("Allow", (error.headers or {}).get("allow", "GET, HEAD"))
+    return response
 
 
 def problem_response(request: HTTPRequest, views: Views, problem: Problem) -> Response[str]:

@@ -14,7 +14,7 @@ from app.api.requests import ApiRequest
 from app.faults import ServerDraining
 from engine.errors import ContextOverflow, EngineUnavailable, QueueFull
 from engine.messages import Failed
-from sessions.errors import TurnRunning
+from sessions.errors import DatabaseClosed, NotStored, TurnRunning
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,8 @@ def api_error_of(error: Exception) -> ApiError:
             return busy("The server is being restarted.", error.retry_after_s, status=503)
         case EngineUnavailable():
             return busy("The engine is being started again.", ENGINE_RETRY_S, status=503)
+        case NotStored() | DatabaseClosed():
+            return busy("The server cannot store anything now.", ENGINE_RETRY_S, status=503)
         case ContextOverflow():
             return context_exceeded(error.num_tokens, error.limit, "messages")
         case TurnRunning():

@@ -59,6 +59,10 @@ class Api:
         await self.states.begin()
         self._progress.begin()
 
+    async def save_progress(self) -> None:
+        """Store what running answers of kept chats gained; done every second anyway."""
+        await self._progress.save()
+
     def end_streams(self) -> None:
         """The server is about to end: so do all answers, each with an error for its client."""
         self._ending = asyncio.create_task(self.generations.close())

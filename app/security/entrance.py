@@ -6,9 +6,12 @@ from typing import cast
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from msgspec.json import encode
 
+from app.api.errors import ApiError, error_json
 from app.exposure import TrustedProxies
 from app.security.hosts import AllowedHosts
+from app.security.middleware import is_api_path
 from app.security.scope import header_values
 
 _FORWARDED = (b"forwarded", b"x-real-ip", b"x-forwarded-")
@@ -35,17 +38,19 @@ class Entrance:
             return
         if not self._allowed_hosts.allows(header_values(scope, b"host")):
             await _refuse(
+                scope,
                 send,
                 "This server does not answer to that host name. See the settings allowed_hosts "
-                "and public_url.\n",
+                "and public_url.",
             )
             return
         if any(_is_forwarding(name) for name, _ in scope["headers"]):
             if self._proxies is None:
                 await _refuse(
+                    scope,
                     send,
                     "This request came through a proxy, but the server was not told its public "
-                    "address. See the setting public_url.\n",
+                    "address. See the setting public_url.",
                 )
                 return
             scope = _as_forwarded(scope, self._proxies)
@@ -75,11 +80,11 @@ def _as_forwarded(scope: HTTPScope, proxies: TrustedProxies) -> HTTPScope:
     return cast(HTTPScope, changed)
 
 
-async def _refuse(send: Send, text: str) -> None:
-    body = text.encode()
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-    ]
+async def _refuse(scope: HTTPScope, send: Send, text: str) -> None:
+    """400 in words, under /v1 in the shape that clients of the API read."""
+    body, media_type = f"{text}\n".encode(), b"text/plain; charset=utf-8"
+    if is_api_path(scope["path"]):
+        body, media_type = encode(error_json(ApiError(text))), b"application/json"
+    headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -240,6 +240,7 @@ async def _through(
     scope: Any = {
         "type": "http",
         "method": "GET",
+        "path": "/",
         "scheme": "http",
         "client": (peer, 5),
         "headers": [(b"host", b"chat.example.org"), *headers],

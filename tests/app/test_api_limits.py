@@ -282,3 +282,15 @@ async def test_a_revoked_key_is_refused_at_once(server: Server) -> None:
         [record] = await server.app.state.repository.api_keys()
         assert await server.app.state.repository.revoke_api_key(record.id)
         assert (await http.get("/models")).status_code == 401
+
+
+async def test_a_foreign_host_is_told_in_the_shape_of_the_api(server: Server) -> None:
+    async with raw_client(server, await make_key(server)) as http:
+        refused = await http.get("/models", headers={"Host": "evil.example"})
+        wrong = await http.get("/chat/completions")
+    assert refused.status_code == 400
+    assert refused.headers["content-type"] == "application/json"
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert "host" in refused.json()["error"]["message"]
+    assert wrong.status_code == 405
+    assert "POST" in wrong.headers["allow"]

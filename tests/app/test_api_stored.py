@@ -352,6 +352,11 @@ async def test_cut_off_by_a_crash_is_a_failed_response(
     assert created.type == "response.created"
     await fake_engine.next_turn(0)
     assert (await client.responses.retrieve(created.response.id)).status == "in_progress"
+    turn = fake_engine.turns[0]
+    turn.say("Half an ans")
+    while (await anext(stream)).type != "response.output_text.delta":
+        pass
+    await server.app.state.services.api.save_progress()  # as it does every second
     with pytest.raises(openai.ConflictError):
         await client.responses.create(
             model=MODEL, input="On", previous_response_id=created.response.id
@@ -360,9 +365,35 @@ async def test_cut_off_by_a_crash_is_a_failed_response(
     read = await client.responses.retrieve(created.response.id)
     assert read.status == "failed"
     assert read.error is not None
+    assert read.output_text == "Half an ans"
+    assert read.output[0].status == "incomplete"
+    assert read.usage is not None
+    assert read.usage.input_tokens == len(path_ids(turn.submit))
+    assert read.usage.output_tokens == len("Half an ans")
+    assert read.usage.input_tokens_details.cached_tokens is None, "unknown is not 0"
     await stream.close()
     fake_engine.auto = "Yes."
     again = await client.responses.create(
         model=MODEL, input="On", previous_response_id=created.response.id
     )
     assert again.output_text == "Yes."
+    before = [*turn.submit.new_ids, *b"Half an ans"]
+    assert fake_engine.turns[-1].submit.history_ids == before
+
+
+async def test_partial_counts_when_the_engine_dies(
+    client: AsyncOpenAI, fake_engine: FakeEngine
+) -> None:
+    stream = await client.responses.create(model=MODEL, input="Hi", stream=True)
+    turn = await fake_engine.next_turn(0)
+    turn.say("Half")
+    turn.fail("engine_died", "The engine stopped.")
+    told = [one async for one in stream]
+    assert told[-1].type == "response.failed"
+    [response_id] = {one.response.id for one in told if one.type == "response.created"}
+    for read in (told[-1].response, await client.responses.retrieve(response_id)):
+        assert read.status == "failed"
+        assert read.output_text == "Half"
+        assert read.usage is not None
+        assert read.usage.input_tokens == len(path_ids(turn.submit))
+        assert read.usage.output_tokens == 4

@@ -96,6 +96,7 @@ async def test_problems_of_addresses_are_told_in_our_words(
 ) -> None:
     response = await browser.http.request(method, path)
     assert response.status_code == status
+    assert ("allow" in response.headers) is (status == 405)
     words = text_of(response.text)
     assert says in words
     assert words.count("Back to the start") == 1
