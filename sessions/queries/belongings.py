@@ -8,6 +8,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
+from sessions.queries import people_assistants
 
 
 async def num_chats(db: AsyncConnection, user_id: str) -> int:
@@ -54,7 +55,10 @@ async def hand_over(db: AsyncConnection, user_id: str, to: str) -> None:
 
 
 async def let_go(db: AsyncConnection, user_id: str, now: datetime) -> None:
-    """Keys end, what the API keeps goes, chats are deleted for the purge to take."""
+    """Keys end, what the API keeps goes; chats and the user's assistants are deleted.
+
+    The purge takes the chats, and with its last chat what an assistant says.
+    """
     await db.execute(
         update(models.ApiKey)
         .where(models.ApiKey.user_id == user_id, models.ApiKey.revoked_at.is_(None))
@@ -67,3 +71,8 @@ async def let_go(db: AsyncConnection, user_id: str, now: datetime) -> None:
         .where(models.Chat.user_id == user_id, models.Chat.deleted_at.is_(None))
         .values(deleted_at=now)
     )
+    own = select(models.Assistant.id).where(
+        models.Assistant.owner_id == user_id, models.Assistant.published.is_(False)
+    )
+    for assistant_id in list(await db.scalars(own)):
+        await people_assistants.delete(db, assistant_id, now)

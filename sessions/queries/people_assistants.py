@@ -86,7 +86,7 @@ async def set_published(db: AsyncConnection, assistant_id: str, published: bool)
 
 async def delete(db: AsyncConnection, assistant_id: str, now: datetime) -> bool:
     """Out of every list; versions that no chat was begun with lose their texts."""
-    table, version = models.Assistant, models.AssistantVersion
+    table = models.Assistant
     done = await db.execute(
         update(table)
         .where(table.id == assistant_id, table.slug.is_(None), table.deleted_at.is_(None))
@@ -94,6 +94,13 @@ async def delete(db: AsyncConnection, assistant_id: str, now: datetime) -> bool:
     )
     if done.rowcount == 0:
         return False
+    await drop_unused(db, assistant_id)
+    return True
+
+
+async def drop_unused(db: AsyncConnection, assistant_id: str) -> None:
+    """Remove the texts of a deleted assistant's versions that no chat has, and at last its row."""
+    table, version = models.Assistant, models.AssistantVersion
     used = exists().where(
         models.Prefix.assistant_version_id == version.id,
         models.Chat.prefix_id == models.Prefix.id,
@@ -105,7 +112,6 @@ async def delete(db: AsyncConnection, assistant_id: str, now: datetime) -> bool:
     await db.execute(delete_rows(version).where(version.id.in_(ids)))
     if await db.scalar(select(exists().where(version.assistant_id == assistant_id))) is False:
         await db.execute(delete_rows(table).where(table.id == assistant_id))
-    return True
 
 
 async def detail(

@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
-from sessions.queries import settings
+from sessions.queries import people_assistants, settings
 
 MERGE_PAGES = 200  # written in one step; such a step takes about 25 ms
 _MERGE_DUE = "search_merge_due"
@@ -36,6 +36,14 @@ async def chat(chat_id: str, db: AsyncConnection) -> bool:
     )
     if done.rowcount == 0:
         return False
+    version, assistant = models.AssistantVersion, models.Assistant
+    deleted_assistant = await db.scalar(
+        select(assistant.id)
+        .join(version, version.assistant_id == assistant.id)
+        .join(models.Prefix, models.Prefix.assistant_version_id == version.id)
+        .join(models.Chat, models.Chat.prefix_id == models.Prefix.id)
+        .where(models.Chat.id == chat_id, assistant.deleted_at.is_not(None))
+    )
     turn_ids = select(models.Turn.id).where(models.Turn.chat_id == chat_id)
     await db.execute(delete(models.TurnLatency).where(models.TurnLatency.turn_id.in_(turn_ids)))
     await db.execute(delete(models.Turn).where(models.Turn.chat_id == chat_id))
@@ -45,6 +53,8 @@ async def chat(chat_id: str, db: AsyncConnection) -> bool:
     await db.execute(delete(rendered).where(rendered.message_id.in_(message_ids)))
     await db.execute(delete(models.Message).where(models.Message.chat_id == chat_id))
     await db.execute(delete(models.Chat).where(models.Chat.id == chat_id))
+    if deleted_assistant is not None:
+        await people_assistants.drop_unused(db, deleted_assistant)
     await db.execute(insert(models.ChatToForget).values(chat_id=chat_id))
     await settings.set_setting(db, _MERGE_DUE, "1")
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from sqlalchemy import create_engine
 
 from sessions import migrate
 from sessions.account_records import Name, NewLogin
+from sessions.assistant_records import AssistantDraft
 from sessions.errors import LinkNotValid, NameTaken, NotFound
 from sessions.records import User
 from sessions.repository import Repository
@@ -167,6 +168,34 @@ async def test_a_deleted_account_frees_its_name_and_keeps_nothing(
         [row] = db.execute("SELECT * FROM user WHERE id = ?", (user.id,)).fetchall()
         assert "Ada" not in row
         assert "password hash" not in row
+
+
+async def test_a_deleted_account_takes_its_private_assistants_along(
+    repository: Repository, db_path: Path
+) -> None:
+    user = await account(repository)
+    said = "a prompt that nobody else may read"
+    draft = AssistantDraft(name="Mine", description="", greeting="", system_prompt=said)
+    used, unused = [await repository.create_assistant(user.id, draft) for _ in range(2)]
+    shared = await repository.create_assistant(user.id, draft)
+    await repository.publish_assistant(shared, True)
+    version = await repository.assistant_version(used)
+    prefix = await repository.prefix(version.id, "digest", [1, 2])
+    await repository.create_chat(user.id, prefix.id, "title")
+    await repository.delete_account(user.id)
+
+    def assistants() -> set[str]:
+        with closing(sqlite3.connect(db_path)) as db:
+            texts = db.execute(
+                "SELECT DISTINCT assistant_id FROM assistant_version WHERE system_prompt = ?",
+                (said,),
+            )
+            return {one for (one,) in texts}
+
+    assert assistants() == {used, shared}, "until its chat is purged"
+    assert await repository.purge_deleted(datetime.now(UTC) + DAY) == 1
+    assert assistants() == {shared}, "what was published stays with those who use it"
+    assert unused not in assistants()
 
 
 async def test_accounts_come_to_a_database_with_data(tmp_path: Path) -> None:
