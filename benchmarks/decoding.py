@@ -92,7 +92,7 @@ class Decoding:
             self.sequences.append(seq)
             group.append(Segment(seq, self._path, 0, len(ids), True))
             if len(group) * len(ids) >= PREFILL_CHUNK or i + 1 == len(suffixes):
-                logits.append(self.runners["shared"].run([], group)[1])
+                logits.append(self.runners["shared"].run([], group)[1].float())
                 group = []
         self.first_logits = torch.cat(logits)
         for seq, token in zip(self.sequences, self.first_logits.argmax(-1).tolist(), strict=True):
@@ -120,7 +120,7 @@ class Decoding:
         _, logits = self.runners[side].run(segments, [])
         positions = [seq.position + len(seq.ids) for seq in self.sequences[:batch]]
         tokens = sample(logits, [GREEDY] * batch, positions, [None] * batch).tolist()
-        return time.perf_counter() - began, logits, tokens
+        return time.perf_counter() - began, logits.float(), tokens
 
     def advance(self, tokens: list[int]) -> None:
         """Append one token to each of the first rows."""

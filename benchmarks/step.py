@@ -69,7 +69,7 @@ FULL = Sizes(
 def _sender() -> Iterator[_Sender]:
     """What an engine emits to in a server; another process takes what is sent."""
     ours, theirs = socket.socketpair()
-    reader = subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
+    reader = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
     theirs.close()
     sender = _Sender(ours)
     try:

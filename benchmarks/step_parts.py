@@ -102,7 +102,9 @@ def _timed_weights(weights: Weights, clocks: Clocks) -> Weights:
 
     def layer(own: LayerWeights) -> LayerWeights:
         names = ("qkv", "o", "gate_up", "down")
-        timed = {name: clocks.timed("projections", getattr(own, name)) for name in names}
+        timed: dict[str, Any] = {
+            name: clocks.timed("projections", getattr(own, name)) for name in names
+        }
         return replace(own, **timed)
 
     layers = tuple(layer(own) for own in weights.layers)

@@ -46,7 +46,7 @@ class ModelRunner:
     def run(self, decode: Seq[Segment], prefill: Seq[Segment]) -> tuple[Batch, Tensor]:
         """Run the segments' tokens; their K/V are in the cache afterwards.
 
-        Returns the batch and fp32 logits [num_logits, vocab_size], a row for each of
+        Returns the batch and logits [num_logits, vocab_size], fp32 or bf16, a row for each of
         `batch.logit_segments`, valid until the next run. Sequences' `num_computed` is the caller's
         to advance.
         """

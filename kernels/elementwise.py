@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
+
 import torch
 from torch import Tensor
+
+
+@cache
+def _cpu() -> tuple[ModuleType, ModuleType]:
+    from kernels import parallel, rows_cpu  # not where there is no numba
+
+    return parallel, rows_cpu
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
@@ -52,8 +62,7 @@ def _norm(adds: bool, x: Tensor, residual: Tensor, weight: Tensor, eps: float, o
 
         triton_elementwise.norm(x, residual if adds else None, weight, eps, out)
         return
-    from kernels import parallel, rows_cpu  # not where there is no numba
-
+    parallel, rows_cpu = _cpu()
     rows, dim = x.shape
     bf16 = _is_bf16(x, dim)
     rows_cpu.norm_rows(
@@ -91,8 +100,7 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
         triton_elementwise.silu_mul(gate_up, out)
         return out
-    from kernels import parallel, rows_cpu
-
+    parallel, rows_cpu = _cpu()
     bf16 = _is_bf16(gate_up, dim)
     rows_cpu.silu_rows(
         bf16,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
 from kernels.attention import merge_states, prefill_attention
 from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
 from kernels.kv import copy_kv, gather_kv, rope_table, write_kv
 from kernels.quantised import warm_up as warm_up_quantised
+from kernels.sampling import choose_tokens
 from kernels.spans import PAGE_SIZE, Spans
 
 
@@ -35,6 +37,8 @@ def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
     weight = torch.ones(heads * head_dim, dtype=dtype)
     add_rms_norm(rms_norm(wide, weight, 1e-5), wide, weight, 1e-5)
     silu_mul(wide)
+    rule = np.array([[1.0, 0.9, 0.0, 0.5]])
+    choose_tokens(wide[:1], np.zeros(1, np.int64), np.zeros(1, np.bool_), rule)
 
 
 def main() -> None:

@@ -78,18 +78,25 @@ class PenaltyState:
 
 def uniform(seed: int, candidate: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing else (splitmix64 over the three)."""
-    state = 0
-    for word in (seed, candidate, position):
-        state = _mix((state ^ _mix(word & _MASK)) + 0x9E3779B97F4A7C15)
-    return (state >> 11) * 2.0**-53
+    return float(_uniforms([seed], [candidate], [position])[0])
 
 
-def _mix(word: int) -> int:
+def _uniforms(
+    seeds: Sequence[int], candidates: Sequence[int], positions: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    state = np.zeros(len(seeds), np.uint64)
+    for numbers in (seeds, candidates, positions):
+        words = np.array([number & _MASK for number in numbers], np.uint64)
+        state = _mix((state ^ _mix(words)) + np.uint64(0x9E3779B97F4A7C15))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The output function of splitmix64 (Steele, Lea and Flood 2014) after its increment."""
-    word = (word + 0x9E3779B97F4A7C15) & _MASK
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
-    return word ^ (word >> 31)
+    words = words + np.uint64(0x9E3779B97F4A7C15)  # modulo 2**64, as all of it
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def sample(
@@ -101,9 +108,9 @@ def sample(
 ) -> npt.NDArray[np.int64]:
     """The next token of each row, [batch] int64.
 
-    `logits` [batch, vocab_size] fp32 is not written. `positions` are those that the new tokens
-    will have; `candidates` (default 0) tell rows of one prompt and seed apart. A row's token
-    depends on its own logits, parameters, position, shaper and candidate only.
+    `logits` [batch, vocab_size] fp32 or bf16 is not written. `positions` are those that the new
+    tokens will have; `candidates` (default 0) tell rows of one prompt and seed apart. A row's
+    token depends on its own logits, parameters, position, shaper and candidate only.
     Temperature 0 is greedy (the lowest id of equal logits). Otherwise, as in transformers:
     shaper, temperature, top-k, top-p, min-p. Raises ValueError when a row that is to be
     sampled has no finite maximum.
@@ -112,18 +119,68 @@ def sample(
     numbers = [0] * len(params) if candidates is None else candidates
     if not len(logits) == len(params) == len(positions) == len(states) == len(numbers):
         raise ValueError(f"{len(logits)} rows of logits for {len(params)} requests")
-    best: npt.NDArray[np.int64]
-    plain_greedy = all(p.temperature <= 0 for p in params) and not any(states)
-    if plain_greedy and logits.device.type != "cpu":
-        best = logits.argmax(dim=-1).cpu().numpy()
+    if logits.is_cuda:
+        return _sample_on_cuda(logits, params, positions, states, numbers)
+    from kernels.sampling import choose_tokens  # not where there is no numba
+
+    shaped = [index for index, state in enumerate(states) if state is not None]
+    greedy = np.array([own.temperature <= 0 for own in params])
+    top_k = np.array([own.top_k for own in params], np.int64)
+    rule = np.zeros((len(params), 4))
+    if not greedy.all():
+        rule[:, 0] = [max(own.temperature, _MIN_TEMPERATURE) for own in params]
+        rule[:, 1] = [own.top_p for own in params]
+        rule[:, 2] = [own.min_p for own in params]
+        rule[:, 3] = _uniforms([own.seed for own in params], numbers, positions)
+    logits = logits.detach()
+    if not shaped:
+        return _finite(choose_tokens(logits, top_k, greedy, rule), logits)
+    tokens = np.empty(len(params), np.int64)
+    plain = [index for index, state in enumerate(states) if state is None]
+    rows = logits[shaped].to(torch.float32)  # a copy
+    for row, index in zip(rows.numpy(), shaped, strict=True):
+        state = states[index]
+        assert state is not None, "a row without a shaper was taken for one with it"
+        state.apply(row)
+    for part, own_rows in ((shaped, rows), (plain, logits[plain])):
+        if part:
+            chosen = choose_tokens(own_rows, top_k[part], greedy[part], rule[part])
+            tokens[part] = _finite(chosen, own_rows)
+    return tokens
+
+
+def _finite(tokens: npt.NDArray[np.int64], logits: Tensor) -> npt.NDArray[np.int64]:
+    if len(tokens) and tokens.min() < 0:
+        raise ValueError(f"the largest logit is {float(logits[int(tokens.argmin())].max())}")
+    return tokens
+
+
+def _sample_on_cuda(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    shapers: Sequence[LogitShaper | None],
+    candidates: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """Greedy rows there, all others here; by numpy, which needs nothing compiled."""
+    if all(own.temperature <= 0 for own in params) and not any(shapers):
+        best: npt.NDArray[np.int64] = logits.argmax(dim=-1).cpu().numpy()
         return best
-    rows: npt.NDArray[np.float32] = logits.detach().to("cpu", torch.float32).numpy()
-    if plain_greedy:
-        best = rows.argmax(axis=1)
-        return best
-    tokens = np.empty(len(rows), dtype=np.int64)
+    return sample_reference(logits.cpu(), params, positions, shapers, candidates)
+
+
+def sample_reference(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    shapers: Sequence[LogitShaper | None],
+    candidates: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """`sample`, row by row with numpy; logits on the CPU."""
+    tokens = np.empty(len(params), dtype=np.int64)
+    rows: npt.NDArray[np.float32] = logits.detach().to(torch.float32).numpy()
     for index, (row, own, position, state, number) in enumerate(
-        zip(rows, params, positions, states, numbers, strict=True)
+        zip(rows, params, positions, shapers, candidates, strict=True)
     ):
         if state is not None:
             row = row.copy()
