@@ -22,6 +22,7 @@ from engine.profile.cache import ProfileCache
 from engine.profile.compute import measure_compute
 from engine.profile.disk import NUM_STRIPES, STRIPE_BYTES, DiskNotMeasured, disk_read, measure_disk
 from engine.profile.record import ComputeCosts, DiskRead
+from engine.restoration.coding import Coding
 from engine.restoration.planner import Planner
 from sessions.chunks import ChunkStore
 
@@ -186,6 +187,8 @@ def test_measuring_a_model(tiny_model: Path) -> None:
     assert costs.kv_s[0] < costs.kv_s[-1]
     for name in ("gemm_flops_per_s", "pair_flops_per_s", "copy_bytes_per_s", "pair_s"):
         assert 0 < getattr(costs, name) < 1e14
+    assert costs.code_s.keys() == {"hidden8", "hidden6", "kv8"}
+    assert all(0 < each < 1e-6 for each in costs.code_s.values())
     assert costs.hidden(512) < costs.layer(512, 0)
     assert 0 < costs.undisturbed <= 1.05
 
@@ -195,12 +198,13 @@ def test_what_an_engine_chooses_by(tiny_model: Path, tmp_path: Path) -> None:
     config = EngineConfig(model_dir=str(tiny_model), model_name="tiny", dtype="fp32", disk=FIGURE)
     geometry = read_model_config(tiny_model)
     weights = load_weights(tiny_model, geometry, resolve_dtype("fp32"), 4096)
-    assert choice.make_plans(config, weights).plan(0, 100).name == "hidden"  # the smaller
+    plain = Coding(16, "fp32")
+    assert choice.make_plans(config, weights, plain).plan(0, 100).name == "hidden"  # the smaller
     path = tmp_path / "profile.json"
     kept = msgspec.structs.replace(config, profile_path=str(path))
     ProfileCache(path).put(machine.compute_key(kept, geometry), COMPUTE)
-    plans = choice.make_plans(kept, weights)
+    plans = choice.make_plans(kept, weights, plain)
     assert isinstance(plans, Planner)
     assert plans.compute == COMPUTE
     forced = msgspec.structs.replace(kept, checkpoint_method="kv")
-    assert choice.make_plans(forced, weights).plan(0, 100).name == "kv"
+    assert choice.make_plans(forced, weights, plain).plan(0, 100).name == "kv"

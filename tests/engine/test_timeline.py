@@ -82,7 +82,8 @@ def test_a_turn_tells_when_its_restore_read_and_computed(
     for kind in ("read", "compute"):
         assert sum(s[3] for s in stats.restore_spans if s[0] == kind) == restored
     computing = sum(end - start for kind, start, end, *_ in stats.restore_spans if kind != "read")
-    assert computing == pytest.approx(stats.restore_compute_ms, rel=0.2, abs=1.0)
+    # spans that are close are one, and the pause between them is counted too
+    assert 0 < computing <= stats.restore_compute_ms + 64 * NEAR_S * 1e3
     assert all(
         0 <= start <= end <= stats.restore_ms + 1 for _, start, end, *_ in stats.restore_spans
     )
