@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WHERE = ("data_dir", "host", "port", "public_url")
+_WHERE = ("data_dir", "host", "port", "allowed_hosts", "public_url")
 
 
 @click.group()
