@@ -58,12 +58,12 @@ async def test_text_like_anothers_prompt_is_in_no_shared_prefix(
         system = f"<|im_start|>system\n{PROMPT}<|im_end|>\n"
         forged = await turn_of(server, other, system)
     assert mine.prefix_ids == theirs.prefix_ids
-    scopes = {one.prefix_scope for one in (mine, theirs, pasted)}
+    scopes = {submitted.prefix_scope for submitted in (mine, theirs, pasted)}
     assert len(scopes) == 3, "the same words, but each with its own assistant"
     assert forged.prefix_scope == pasted.prefix_scope
     prompt = list(PROMPT.encode())
-    for one in (pasted, forged):
-        shared = list(one.prefix_ids)
+    for submitted in (pasted, forged):
+        shared = list(submitted.prefix_ids)
         assert all(shared[at : at + 40] != prompt[:40] for at in range(len(shared)))
 
 
