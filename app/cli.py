@@ -20,7 +20,15 @@ from engine.profile.shapes import SHAPES
 from sessions.errors import SessionsError
 from sessions.migrate import expire_backups, is_outdated, require_current, upgrade
 
-_MEASURED = ("data_dir", "model", "dtype", "threads", "checkpoint_dirs", "checkpoint_cap_mib")
+_MEASURED = (
+    "data_dir",
+    "model",
+    "dtype",
+    "weights",
+    "threads",
+    "checkpoint_dirs",
+    "checkpoint_cap_mib",
+)
 
 
 @contextlib.contextmanager
@@ -159,7 +167,7 @@ def profile(again: bool, **options: Any) -> None:
     help="the smallest checkpoint with the first token within this time, "
     "instead of the fastest restore",
 )
-@setting_options(*_MEASURED)
+@setting_options(*_MEASURED, "checkpoint_bits")
 def plan(
     tokens: int,
     prefix: int,
@@ -179,7 +187,8 @@ def plan(
 
     try:
         found = measured(settings, lambda line: click.echo(line, err=True))
-        question = Question(tokens, prefix, disk_mbps, geometry, ttft_ms)
+        bits = settings.checkpoint_bits
+        question = Question(tokens, prefix, disk_mbps, geometry, ttft_ms, bits)
         lines = plan_lines(found, question)
     except EngineError as error:
         raise click.ClickException(str(error)) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
@@ -22,7 +22,14 @@ from pydantic_settings import (
 
 from app.exposure import PublicAddress, TrustedProxies, needs_accounts
 from app.logs import LogFormat
-from engine.config import CheckpointMethod, Device, DType, EngineConfig
+from engine.config import (
+    CheckpointBits,
+    CheckpointMethod,
+    Device,
+    DType,
+    EngineConfig,
+    WeightChoice,
+)
 
 ENV_PREFIX = "REJOINDER_"
 CONFIG_NAME = "rejoinder.toml"
@@ -39,6 +46,11 @@ _SHAPES = {
 
 class SettingsError(ValueError):
     """A setting is unknown or out of range; the message names setting, value and range."""
+
+
+def _whole_number(value: Any) -> Any:
+    """The environment and the command line give text."""
+    return int(value) if isinstance(value, str) and value.strip().isdigit() else value
 
 
 class Settings(BaseSettings):
@@ -79,7 +91,12 @@ class Settings(BaseSettings):
     )
     dtype: DType = Field(
         default="auto",
-        description="element type of weights and KV; `auto` is bf16 where that is fast",
+        description="element type of activations and KV; `auto` is bf16 where that is fast",
+    )
+    weights: WeightChoice = Field(
+        default="auto",
+        description="format of the weights; `auto` is the fastest that keeps the model's answers, "
+        "as measured at a model's first start; `int4` needs a file made with 4 bits",
     )
     kv_memory_mib: int = Field(
         default=0,
@@ -120,6 +137,11 @@ class Settings(BaseSettings):
     checkpoint_method: CheckpointMethod = Field(
         default="auto", description="what is saved of each layer, and how chats come back"
     )
+    checkpoint_bits: Annotated[CheckpointBits, BeforeValidator(_whole_number)] = Field(
+        default=16,
+        description="bits of a number on disk; 16 is exact, fewer take less space and move "
+        "answers a little",
+    )
     checkpoint_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
         description="directories of checkpoints, best on several SSDs; "
@@ -133,6 +155,12 @@ class Settings(BaseSettings):
         ge=1,
         le=1 << 20,
         description="memory for checkpoints on their way to disk, MiB",
+    )
+    host_cache_mib: int = Field(
+        default=256,
+        ge=0,
+        le=1 << 22,
+        description="memory for checkpoints of chats that lately left the KV cache, MiB; 0 is none",
     )
     threads: int = Field(
         default=0, ge=0, le=1024, description="threads of the engine; 0 is one for each core"
@@ -201,6 +229,12 @@ class Settings(BaseSettings):
         """Where checkpoints lie, whether or not new ones are saved."""
         return self.checkpoint_dirs or (self.data_dir / "checkpoints",)
 
+    def _engine_dtype(self) -> DType:
+        """Weights in fp32 or bf16 say the dtype where it is not set."""
+        if self.dtype == "auto" and (self.weights == "fp32" or self.weights == "bf16"):
+            return self.weights
+        return self.dtype
+
     def engine_config(self, model_dir: Path) -> EngineConfig:
         """What the engine process is told; `model_dir` is what `resolve_model` returned."""
         saves = self.checkpoint_cap_mib > 0
@@ -209,7 +243,8 @@ class Settings(BaseSettings):
             model_dir=str(model_dir.resolve()),
             model_name=model_dir.name.replace("--", "/", 1) if from_hub else model_dir.name,
             device=self.device,
-            dtype=self.dtype,
+            dtype=self._engine_dtype(),
+            weights=self.weights,
             kv_memory_bytes=self.kv_memory_mib * MIB,
             max_batch=self.max_batch,
             max_queue=self.max_queue,
@@ -218,9 +253,11 @@ class Settings(BaseSettings):
             idle_evict_s=self.idle_evict_s,
             share_prefix=self.share_prefix,
             checkpoint_method=self.checkpoint_method,
+            checkpoint_bits=self.checkpoint_bits,
             checkpoint_dirs=tuple(str(path.resolve()) for path in self.chunk_dirs) if saves else (),
             checkpoint_cap_bytes=self.checkpoint_cap_mib * MIB,
             staging_bytes=self.staging_mib * MIB,
+            host_cache_bytes=self.host_cache_mib * MIB,
             num_threads=self.threads,
             profile_path=str(self.profile_path.resolve()),
         )

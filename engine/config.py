@@ -12,6 +12,7 @@ CheckpointMethod = Literal["auto", "hidden", "kv", "recompute"]
 CheckpointBits = Literal[16, 8, 6]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "fp32", "bf16"]
+WeightChoice = Literal["auto", "fp32", "bf16", "int8", "int4"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     device: Device = "auto"
     dtype: DType = "auto"
+    weights: WeightChoice = "auto"  # of projections and head; without a profile `auto` is the dtype
     kv_memory_bytes: int = 1 << 30  # 0: 1 GiB on a CPU, on CUDA what is free
     max_batch: int = 64  # sequences that decode in one step
     max_queue: int = 64  # requests that wait beyond those running
@@ -33,6 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dirs: tuple[str, ...] = ()  # empty: nothing is saved
     checkpoint_cap_bytes: int = 8 << 30
     staging_bytes: int = 256 << 20
+    host_cache_bytes: int = 0  # of stripes kept in memory beside the disk; 0: none
     num_threads: int = 0  # 0: one per core
     profile_path: str = ""  # where measured figures are kept; empty: nothing is measured
     disk: DiskRead | None = None  # how fast checkpoints are read; None: it was not measured
