@@ -12,6 +12,7 @@ from app.services import Services
 from sessions.records import ChatCursor
 
 PAGE_CHATS = 50
+MOST_CHATS = 1000  # of a list that is brought up to date at once
 _CURSOR = re.compile(r"([01])~([0-9T:.+-]{1,40})~([0-9a-f]{32})", re.ASCII)
 
 
@@ -25,14 +26,23 @@ class Undoable:
 
 
 async def chat_list(
-    services: Services, user_id: str | None, *, current: str | None = None, after: str = ""
+    services: Services,
+    user_id: str | None,
+    *,
+    current: str | None = None,
+    after: str = "",
+    shown: int = 0,
 ) -> dict[str, Any]:
-    """What the list shows: the latest chats, or those after the place that `after` names."""
+    """What the list shows: the latest chats, or those after the place that `after` names.
+
+    So many that a page which has `shown` of them loses none, within bounds.
+    """
     repository = services.repository
+    limit = min(MOST_CHATS, max(PAGE_CHATS, shown))
     place = cursor_of(after)
     chats, deleted = [], []
     if user_id is not None:
-        chats = await repository.chats(user_id, limit=PAGE_CHATS, after=place)
+        chats = await repository.chats(user_id, limit=limit, after=place)
         ends = [(chat, chat.deleted_at + UNDO) for chat in await repository.deleted_chats(user_id)]
         now = datetime.now(UTC)
         deleted = [
@@ -44,7 +54,7 @@ async def chat_list(
         "chats": chats,
         "current_chat_id": current,
         "first_page": place is None,
-        "older_after": as_text(chats[-1].cursor) if len(chats) == PAGE_CHATS else "",
+        "older_after": as_text(chats[-1].cursor) if len(chats) == limit else "",
         "deleted": deleted,
     }
 

@@ -23,7 +23,7 @@ from app.faults import NoSuchPage
 from app.live_turn import LiveTurn
 from app.pages import sidebar
 from app.security import csrf_token
-from app.services import HTTPRequest, Services
+from app.services import HTTPRequest, Services, chats_shown
 from app.views import Problem
 from sessions.records import Chat, Latency, Message
 
@@ -217,7 +217,8 @@ async def sent_fragment(services: Services, request: HTTPRequest, chat: Chat) ->
     entries = await talk.entries(max(0, len(talk.path) - 3))
     before = entries.pop(0) if len(talk.path) > 2 else None
     group_id = talk.path[-3].group_id if before else None
-    context = await sidebar(services, chat.user_id, current=chat.id)
+    shown = chats_shown(request)
+    context = await sidebar(services, chat.user_id, current=chat.id, shown=shown)
     context |= {
         "csrf_token": csrf_token(request),
         "entries": entries,

@@ -18,9 +18,10 @@ async def sidebar(
     *,
     current: str | None = None,
     after: str = "",
+    shown: int = 0,
 ) -> dict[str, Any]:
-    """The chat list: the latest ones, or those after a place in it."""
-    return await chat_list(services, user_id, current=current, after=after)
+    """The chat list: the latest ones (no fewer than `shown`), or those after a place in it."""
+    return await chat_list(services, user_id, current=current, after=after, shown=shown)
 
 
 async def home_page(

@@ -76,6 +76,12 @@ def received_at(request: HTTPRequest) -> float:
     return cast(float, request.scope["state"][_RECEIVED])
 
 
+def chats_shown(request: HTTPRequest) -> int:
+    """How many chats the page lists that a script asks for; 0 when it does not say."""
+    value = request.headers.get("x-chats-shown", "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 7 else 0
+
+
 def is_fragment(request: HTTPRequest) -> bool:
     """htmx asks for a part of a page; with the type "full" it wants all of it."""
     headers = request.headers

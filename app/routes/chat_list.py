@@ -12,7 +12,7 @@ from app.history.search import find
 from app.message_text import clean_title
 from app.routes.browser import form_field, go_to, html, user_id_of
 from app.security import csrf_token
-from app.services import HTTPRequest, Services, UseServices, is_fragment
+from app.services import HTTPRequest, Services, UseServices, chats_shown, is_fragment
 
 
 @get("/chat-list", include_in_schema=False)
@@ -101,7 +101,8 @@ async def _changed(
     if not is_fragment(request):
         return go_to(request, path)
     current = await form_field(request, "current")
-    context = await chat_list(services, user_id, current=current)
+    shown = chats_shown(request)
+    context = await chat_list(services, user_id, current=current, shown=shown)
     if path != f"/chats/{current}":
         renamed = ""
     return html(

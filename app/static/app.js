@@ -15,7 +15,11 @@ const rejoinder = (() => {
 
   document.addEventListener("htmx:config:request", (event) => {
     const request = event.detail.ctx.request;
-    if (request.method !== "GET") request.headers["x-csrftoken"] = token();
+    if (request.method === "GET") return;
+    request.headers["x-csrftoken"] = token();
+    // The answer may bring the list of chats anew: with as many as are here.
+    const shown = document.querySelectorAll(".chat-list__item").length;
+    request.headers["x-chats-shown"] = String(shown);
   });
 
   const post = (url) =>

@@ -19,7 +19,7 @@ from app.settings import Settings
 from sessions import migrate
 from sessions.records import ChatCursor
 from tests.app.fake_engine import FakeEngine
-from tests.app.web_client import Browser, Server, field, serving, text_of
+from tests.app.web_client import HTMX, Browser, Server, field, serving, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -176,6 +176,18 @@ async def test_the_list_goes_on_where_it_ended(
         assert "<ul" not in page
         seen += titles(page)
     assert seen == [f"chat {number}" for number in (0, 6, 5, 4, 3, 2, 1)]
+
+    # A list that is brought up to date keeps the pages that were loaded.
+    await browser.get("/")
+    token = field(browser.page, "_csrf_token")
+    for shown, expected in (("6", 6), ("", 3), ("5000", 7), ("x", 3)):
+        renamed = await browser.http.post(
+            f"/chats/{ids[1]}/rename",
+            data={"_csrf_token": token, "title": "chat 1"},
+            headers=HTMX | {"X-Chats-Shown": shown},
+        )
+        assert len(titles(renamed.text)) == expected
+        assert ("chat-list__more" in renamed.text) is (expected < 7)
 
     home = (await browser.get("/")).text
     older = re.findall(r'href="(/\?after=[^"]+)"', home)[0]

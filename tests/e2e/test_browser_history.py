@@ -127,6 +127,10 @@ def test_the_list_grows_as_it_is_scrolled(page: Page, tmp_path: Path) -> None:
     titles = page.locator(LINK).all_inner_texts()
     assert titles == [f"Imported {number}" for number in range(119, -1, -1)]
     expect(page.locator(".chat-list__more")).to_have_count(0)
+    open_menu(page, 110)
+    page.click(".chat-menu[open] .chat-menu__pin")
+    expect(page.locator(LINK).first).to_have_text("Imported 9")
+    expect(page.locator(LINK)).to_have_count(120)
 
 
 def test_search_as_one_types_and_as_a_page(page: Page, tmp_path: Path) -> None:
