@@ -107,13 +107,20 @@ async def _running(
     model_dir = await asyncio.to_thread(
         resolve_model, settings.model, settings.data_dir, logger.info
     )
-    tokenizer = await asyncio.to_thread(ChatTokenizer, model_dir)
-    if engine is None:
-        engine = await EngineClient.start(
-            settings.engine_config(model_dir),
-            command=[*DEFAULT_COMMAND, *settings.engine_log_options],
-            watchdog_s=settings.watchdog_s,
-        )
+    reading = asyncio.create_task(asyncio.to_thread(ChatTokenizer, model_dir))  # while it starts
+    try:
+        if engine is None:
+            engine = await EngineClient.start(
+                settings.engine_config(model_dir),
+                command=[*DEFAULT_COMMAND, *settings.engine_log_options],
+                watchdog_s=settings.watchdog_s,
+            )
+        tokenizer = await reading
+    except BaseException:
+        await asyncio.gather(reading, return_exceptions=True)
+        if engine is not None:
+            await engine.close()
+        raise
     metrics = Metrics()
     engine = gate = EngineGate(engine, metrics)
     drain = Drain(gate, limit_s=settings.drain_s)
