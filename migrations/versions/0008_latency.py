@@ -62,7 +62,7 @@ def upgrade() -> None:
         " (SELECT COALESCE(server_ttft_ms, ttft_ms) FROM turn_latency WHERE turn_id = turn.id),"
         " outcome = CASE"
         " WHEN EXISTS (SELECT 1 FROM turn AS later WHERE later.message_id = turn.message_id"
-        "  AND later.created_at > turn.created_at) THEN CASE"
+        "  AND +later.created_at > turn.created_at) THEN CASE"
         "  WHEN EXISTS (SELECT 1 FROM turn_latency WHERE turn_id = turn.id) THEN 'stopped'"
         "  ELSE 'interrupted' END"
         " ELSE (SELECT CASE status WHEN 'running' THEN 'interrupted' ELSE status END"
