@@ -39,6 +39,7 @@ from engine.model.sampler import sample
 from engine.model.shaping import Shaping
 from engine.request import Request, State, Work, now
 from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.host_tier import HostTier
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Engine:
         self, config: EngineConfig, store: ChunkStore | None, emit: Callable[[FromEngine], None]
     ) -> None:
         """Load the model and make ready. Raises ModelError, and ValueError for a bad setting."""
+        if store is not None and config.host_cache_bytes:
+            store = HostTier(store, config.host_cache_bytes)
         parts = load(config, store)
         self.info = parts.info
         self.context_length = parts.info.context_length
@@ -72,7 +75,16 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._progress: dict[str, tuple[Phase, float]] = {}  # what each request last told, and when
         self._counters = dict.fromkeys(
-            ("steps", "decoded", "prefilled", "restored", "recomputed", "rejected"), 0
+            (
+                "steps",
+                "decoded",
+                "prefilled",
+                "restored",
+                "from_memory",
+                "recomputed",
+                "rejected",
+            ),
+            0,
         )
         self._last_step = now()
 
@@ -176,6 +188,8 @@ class Engine:
             stripes_rejected=count["rejected"],
             disk_bytes=store.bytes_used if store is not None else 0,
             disk_cap_bytes=store.bytes_cap if store is not None else 0,
+            host_cache_bytes=store.bytes_held if isinstance(store, HostTier) else 0,
+            tokens_from_memory=count["from_memory"],
             last_step_age_ms=(now() - self._last_step) * 1e3,
             prefixes=prefix_uses(scheduler.tree),
         )
@@ -209,7 +223,9 @@ class Engine:
         if not decode and not prefill:
             return
         self._mark_prefill(prefill)
+        began = now()
         batch, logits = self.runner.run(list(decode), list(prefill))
+        self.scheduler.chunk.ran(len(decode), batch.num_tokens - len(decode), now() - began)
         self._counters["steps"] += 1
         self._counters["decoded"] += len(decode)
         for segment, request in decode.items():
@@ -254,6 +270,7 @@ class Engine:
             if job.finished:
                 self.scheduler.restored(item)
                 self._counters["restored"] += job.tokens_done
+                self._counters["from_memory"] += job.tokens_from_memory
                 if isinstance(item, Request):
                     self._counters["recomputed"] += item.recomputed_tokens
                 if job.rejected:

@@ -184,6 +184,7 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     restore_plan: str = ""  # how many layers came back in which way; "" when nothing was restored
     restore_predicted_ms: float | None = None  # of restore_ms; None: nothing was measured before
+    restored_from_memory: int = 0  # of restored_tokens: from host memory, not from disk
     # (kind, start_ms, end_ms, tokens, layers) each, kinds read, compute, recompute; from the
     # restore's start, at most 64
     restore_spans: list[tuple[str, float, float, int, int]] = []
@@ -246,6 +247,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_cap_bytes: int
     last_step_age_ms: float  # time since the engine's loop last came round
     prefixes: tuple[PrefixUse, ...] = ()
+    host_cache_bytes: int = 0  # held in memory of chats that left the KV cache
+    tokens_from_memory: int = 0  # of tokens_restored: from there, not from disk
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):

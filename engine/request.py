@@ -119,6 +119,7 @@ class Request(Work):
         self.restore_method = ""
         self.restore_plan = ""
         self.restore_predicted_ms: float | None = None
+        self.restored_from_memory = 0
         self.restore_spans: list[tuple[str, float, float, int, int]] = []
         self.resident_tokens = 0
         self.restored_tokens = 0
@@ -171,6 +172,7 @@ class Request(Work):
             preemptions=self.preemptions,
             restore_plan=self.restore_plan,
             restore_predicted_ms=self.restore_predicted_ms,
+            restored_from_memory=self.restored_from_memory,
             restore_spans=self.restore_spans,
         )
 

@@ -230,6 +230,7 @@ class Residency:
         seq.truncate(num_tokens, self.pool)
 
     def _drop(self, node: PrefixNode) -> None:
+        self._restorer.keep(node.seq)
         self._restorer.drop(node.seq)
         node.seq.release(self.pool)
         self.tree.remove(node)

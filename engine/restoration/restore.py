@@ -17,6 +17,7 @@ from engine.memory.prefix_tree import PrefixNode
 from engine.memory.sequence import Sequence
 from engine.restoration.checkpoint import Recorder
 from engine.restoration.chunk_store import ChunkStore, LoadedStripe, StripeRef
+from engine.restoration.host_tier import HostRef
 from engine.restoration.leading import LeadingLayers
 from engine.restoration.stripes import (
     HiddenRows,
@@ -72,7 +73,8 @@ class RestoreJob:
         self.ranges: list[tuple[int, int]] = []  # of tokens restored, half-open, ascending
         self.tokens_total = sum(ref.usable for ref in refs)
         self.tokens_done = 0
-        self.bytes_read = 0
+        self.bytes_read = 0  # from disk
+        self.tokens_from_memory = 0
         self.rejected: list[str] = []  # why a stripe was not used
         self.methods: set[str] = set()
         self.compute_s = 0.0
@@ -251,7 +253,10 @@ class RestoreJob:
             self._recorder.adopt(self.seq, self._start(last) // PAGE_SIZE, kept)
         for stripe in part.stripes:
             self.methods.update(layer_methods(stripe.ref))
-            self.bytes_read += stripe.ref.payload_bytes
+            if isinstance(stripe.ref, HostRef):
+                self.tokens_from_memory += stripe.ref.usable
+            else:
+                self.bytes_read += stripe.ref.payload_bytes
             self._stream.release(stripe)
         self.tokens_done += part.end - part.start
         if self.ranges and self.ranges[-1][1] == part.start:

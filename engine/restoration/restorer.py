@@ -9,6 +9,7 @@ from engine.memory.prefix_tree import PrefixNode
 from engine.memory.sequence import Sequence
 from engine.restoration.checkpoint import Recorder
 from engine.restoration.chunk_store import ChunkStore
+from engine.restoration.host_tier import HostTier
 from engine.restoration.leading import LeadingLayers
 from engine.restoration.restore import RestoreJob
 from engine.restoration.stripes import find_stripes
@@ -53,6 +54,12 @@ class Restorer:
         """The sequence was cut: what was staged beyond is void."""
         if self._recorder is not None:
             self._recorder.truncate(seq, num_tokens)
+
+    def keep(self, seq: Sequence) -> None:
+        """The sequence is about to give its memory back: its K/V may be kept in host memory."""
+        if isinstance(self._store, HostTier):
+            fingerprint = self._leading.decoder.weights.fingerprint
+            self._store.keep(seq, fingerprint, self._cache.kv)
 
     def drop(self, seq: Sequence) -> None:
         """The sequence gives its memory back."""

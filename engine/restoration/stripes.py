@@ -12,6 +12,7 @@ from engine.memory.page_pool import PAGE_SIZE
 from engine.memory.sequence import Sequence
 from engine.restoration.chunk_store import ChunkStore, LayerChunk, LoadedStripe, StripeRef
 from engine.restoration.coding import CODED_BITS, SCALE_BYTES
+from engine.restoration.host_tier import HostRef
 from engine.restoration.plan import RestoredPart
 from kernels.coding import decode_hidden, decode_kv
 
@@ -66,7 +67,7 @@ def restored_parts(refs: Seq[StripeRef], position: int, num_layers: int) -> list
             recompute=max(0, absent - 1),
             hidden=methods.count("hidden") + (absent > 0),
             kv=methods.count("kv"),
-            num_bytes=ref.payload_bytes,
+            num_bytes=0 if isinstance(ref, HostRef) else ref.payload_bytes,
         )
         last = parts[-1] if parts else None
         if (
