@@ -44,6 +44,7 @@ def run_server(settings: Settings) -> None:
     SystemExit when it could not start for another reason, which was logged.
     """
     with contextlib.ExitStack() as at_end:
+        _warn_of_plain_http(settings)
         # First of all: starting the engine takes seconds, a taken port is known at once.
         sockets = [at_end.enter_context(one) for one in bind(settings.host, settings.port)]
         _run(settings, sockets)
@@ -92,6 +93,15 @@ def _why_not(host: str, port: int, error: OSError) -> str:
             return f"{host} is no address of this machine; choose another with --host"
         case _:
             return f"port {port} of {host} cannot be opened: {error.strerror}"
+
+
+def _warn_of_plain_http(settings: Settings) -> None:
+    if settings.accounts_required and not settings.public_url.startswith("https://"):
+        click.echo(
+            "warning: passwords and chats cross the network unencrypted; put a proxy with HTTPS "
+            "before the server and set --public-url https://...",
+            err=True,
+        )
 
 
 def _run(settings: Settings, sockets: list[socket.socket]) -> None:
