@@ -239,6 +239,7 @@ class Scheduler:
         work.restore_plan = job.plan
         work.restore_predicted_ms = job.predicted.total_ms if job.predicted else None
         work.restore_spans = job.spans
+        work.restored_from_memory = job.tokens_from_memory
 
     def _prefill_from(self, work: Work, todo: list[tuple[int, int]]) -> None:
         work.todo = todo
