@@ -14,7 +14,8 @@ that are not planned, what the same cost model says of their layers. `lower_boun
 by brute force at the raw bandwidth and the packed-GEMM peak of this run; `floor_share` is the same
 bound for the row's own layers over its `restore_ms`. `recompute` reads nothing: it is measured at
 the disk's own speed only, and its rows at other speeds repeat that figure (`--quick`: that after
-the restart).
+the restart). `warm_ups`: the first token after a warm-up from a cold disk (the page of the chat was
+opened) over that of the same chat while it is resident.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,6 +36,7 @@ from benchmarks.machine import Peak, RawDisk
 from benchmarks.profiling import measure_store, settle, throttled
 from benchmarks.report import Options, Row, progress, run
 from benchmarks.restored import floor_s, plan_text
+from benchmarks.resume_sizes import FULL, QUICK, Sizes
 from benchmarks.resuming import Chat, Return, Side, Turn, check_turn, one_copy_of_weights
 from benchmarks.texts import default_prefix_ids, text_ids
 from engine.config import CheckpointMethod, EngineConfig
@@ -48,42 +49,6 @@ from engine.restoration.planner import Planner
 from kernels.threading import configure_torch
 
 Speed = int | None  # 10^6 bytes a second, throttled; None: the disk's own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What is measured; lengths in tokens."""
-
-    tokens: tuple[int, ...]  # of the chats' own histories
-    mha_tokens: tuple[int, ...]  # with multi-head attention; empty: it is left out
-    max_prefix: int  # the default assistant's prompt is cut to this
-    mbps: tuple[int, ...]  # throttled speeds
-    rounds: int  # at the disk's own speed
-    throttled_rounds: int
-    recompute_rounds: int  # 0: the first one after the restart counts
-    raw_bytes: int
-
-
-QUICK = Sizes(
-    tokens=(2600,),
-    mha_tokens=(),
-    max_prefix=256,
-    mbps=(125, 500),
-    rounds=2,
-    throttled_rounds=1,
-    recompute_rounds=0,
-    raw_bytes=64 << 20,
-)
-FULL = Sizes(
-    tokens=(256, 1024, 2600, 6000),
-    mha_tokens=(256, 1024, 2600),
-    max_prefix=4096,
-    mbps=(125, 500),
-    rounds=7,
-    throttled_rounds=5,
-    recompute_rounds=3,
-    raw_bytes=512 << 20,
-)
 
 
 class ModelRun:
@@ -144,6 +109,7 @@ class ModelRun:
                 for chat in self.chats:
                     self._measure(speed, chat)
                 self.raw.probe(2)
+            self.warm_ups = [self._warm_up(chat) for chat in self.chats]
 
     def rows(self, peak: Peak) -> list[Row]:
         """A row for each disk speed, history and method."""
@@ -153,6 +119,24 @@ class ModelRun:
             for chat in self.chats
             for side in self._sides_at(speed)
         ]
+
+    def _warm_up(self, chat: Chat) -> Row:
+        """First tokens after a warm-up beside those of the same chat while it is resident."""
+        side = self.auto[None]
+        pairs = [side.warmed(chat) for _ in range(self.sizes.rounds)]
+        for turn, _ in pairs:
+            what = f"{self.name}, {chat.id}, warmed"
+            check_turn(what, turn, self.first[side, chat.id], self.dtype)
+        warmed = [pair[0].ttft_ms for pair in pairs]
+        resident = [pair[1].ttft_ms for pair in pairs]
+        ratios = [after / stayed for after, stayed in zip(warmed, resident, strict=True)]
+        return {
+            "model": self.name,
+            "tokens": len(chat.history),
+            "warmed_ttft_ms": round(statistics.median(warmed), 1),
+            "resident_ttft_ms": round(statistics.median(resident), 1),
+            "ratio": round(statistics.median(ratios), 3),
+        }
 
     def _sides(self) -> list[Side]:
         return [self.recompute, self.kv, self.hidden, *self.auto.values()]
@@ -294,6 +278,7 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
             "store_mbps": round(store.bytes_per_s / 1e6, 1),  # what the own-speed plan rests on
             "profile_undisturbed": round(min(one.undisturbed for one in runs), 2),
             "rows": [row for one in runs for row in one.rows(peak)],
+            "warm_ups": [row for one in runs for row in one.warm_ups],
         }
 
 

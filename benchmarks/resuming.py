@@ -24,7 +24,16 @@ from engine import loading
 from engine.config import CheckpointMethod, EngineConfig
 from engine.engine import Engine
 from engine.memory.page_pool import PAGE_SIZE
-from engine.messages import Delta, Done, Failed, FromEngine, SamplingParams, Submit, TurnStats
+from engine.messages import (
+    Delta,
+    Done,
+    Failed,
+    FromEngine,
+    SamplingParams,
+    Submit,
+    TurnStats,
+    Warm,
+)
 from engine.model.weight_loading import load_weights
 from engine.request import Request
 from engine.restoration.chunk_store import ChunkStore, ReadStream, StripeRef
@@ -216,14 +225,7 @@ class Side:
 
     def resume(self, chat: Chat, bytes_per_s: float | None) -> Return:
         """The returning turn, cold: K/V from the data directory at this rate, or recomputed."""
-        engine, store = self.engine, self._store
-        assert store is not None
-        for resident in engine.scheduler.resident.idle_chats():
-            engine.scheduler.resident.evict(resident)
-        store.flush(60.0)
-        store.bytes_per_s = bytes_per_s
-        store.last_read.clear()
-        drop_from_page_cache(self._directory)
+        engine, store = self.engine, self._leave_memory(bytes_per_s)
         turn = engine.turn(chat.id, chat.prefix, chat.history, chat.new)
         stats, total = turn.stats, len(chat.history)
         expected = self._stored.get(chat.id, 0)
@@ -236,6 +238,32 @@ class Side:
         parts = restored_parts(refs, len(chat.prefix), self._num_layers)
         parts = with_recomputed(parts, len(chat.prefix), total, self._num_layers)
         return Return(turn.ids, turn.logits, stats, turn.restore_s, parts)
+
+    def warmed(self, chat: Chat) -> tuple[Turn, Turn]:
+        """The returning turn after a warm-up from a cold disk; another while the chat is resident."""
+        engine = self.engine
+        self._leave_memory(None)
+        engine.handle(Warm(chat_id=chat.id, prefix_ids=chat.prefix, history_ids=chat.history))
+        while engine.has_work():
+            engine.step()
+        turns = []
+        for what, new in (("warmed", chat.new), ("resident", chat.new[::-1])):
+            turn = engine.turn(chat.id, chat.prefix, chat.history, new)
+            if turn.stats.resident_tokens < len(chat.history):
+                raise Refused(f"{self.name}: the {what} chat is not in memory")
+            turns.append(turn)
+        return turns[0], turns[1]
+
+    def _leave_memory(self, bytes_per_s: float | None) -> ObservedStore:
+        """Evict every chat and make the disk cold; what follows reads at this rate."""
+        assert self._store is not None
+        for resident in self.engine.scheduler.resident.idle_chats():
+            self.engine.scheduler.resident.evict(resident)
+        self._store.flush(60.0)
+        self._store.bytes_per_s = bytes_per_s
+        self._store.last_read.clear()
+        drop_from_page_cache(self._directory)
+        return self._store
 
     def _to_store(self, chat: Chat) -> int:
         """Tokens of the history whose stripes hold anything, by the plan each was saved by."""

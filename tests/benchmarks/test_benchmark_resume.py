@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmarks import resume
 from benchmarks.floors import RestoreCosts
 from benchmarks.restored import floor_s, plan_text, with_recomputed
+from benchmarks.resume_sizes import Sizes
 from benchmarks.throttle import ThrottledStore
 from engine.model.decoder import Decoder
 from engine.profile.record import DiskRead
@@ -18,7 +19,7 @@ from engine.restoration.plan import RestoredPart
 
 Quick = Callable[[Callable[..., int]], tuple[int, dict[str, Any] | None, str]]
 
-TINY = resume.Sizes(
+TINY = Sizes(
     tokens=(60, 200),
     mha_tokens=(),
     max_prefix=90,
@@ -94,6 +95,11 @@ def test_the_last_line_keeps_the_contract(quick: Quick) -> None:
     # each planned for its own disk: reads that cost nothing, and reads that cost more than layers
     assert fast["auto"]["bytes"] > 0
     assert slow["auto"]["bytes"] < fast["auto"]["bytes"]
+    warm_ups = result["warm_ups"]
+    assert [row["tokens"] for row in warm_ups] == [60, 200]
+    for row in warm_ups:
+        assert row["warmed_ttft_ms"] > 0 < row["resident_ttft_ms"]
+        assert row["ratio"] > 0
 
 
 def part(start: int, tokens: int, recompute: int, hidden: int, kv: int) -> RestoredPart:
