@@ -20,6 +20,7 @@ from engine.profile import machine
 from engine.profile.cache import ProfileCache
 from engine.profile.record import AttentionCosts, ComputeCosts, DiskRead
 from engine.profile.shapes import SHAPES, Shape, scaled_costs
+from engine.profile.weight_figures import WeightFigures
 from engine.restoration.coding import ITEM_BYTES, Coding
 from engine.restoration.plan import CheckpointPlan, fastest, make_plan, smallest
 from engine.restoration.planner import Planner
@@ -72,6 +73,14 @@ def kept(settings: Settings) -> Measured | None:
 
 def _kept(config: EngineConfig, geometry: ModelConfig) -> Measured | None:
     cache = ProfileCache(Path(config.profile_path))
+    format = machine.format_without_figures(config)
+    if format is None:
+        key = machine.formats_key(config, machine.rotates(config, geometry))
+        formats = cache.get(key, WeightFigures)
+        if formats is None:
+            return None
+        format = formats.best().format
+    config = msgspec.structs.replace(config, weights=format)
     disk = None
     if config.checkpoint_dirs:
         disk = cache.get(machine.disk_key(Path(config.checkpoint_dirs[0])), DiskRead)
@@ -102,7 +111,7 @@ def profile_lines(found: Measured) -> list[str]:
     geometry, compute = found.geometry, found.compute
     lines = [
         f"{found.config.model_name}: {_shape_line(Shape.of(geometry))}, "
-        f"{machine.dtype_name(found.config.dtype)}",
+        f"{machine.dtype_name(found.config.dtype)}, weights in {found.config.weights}",
         f"machine: {machine.cpu()}; {len(found.attention.rows)} x {len(found.attention.tokens)} "
         f"places of shared reads; kept in {found.config.profile_path}",
         "",

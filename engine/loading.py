@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine.config import EngineConfig
@@ -23,8 +24,9 @@ from engine.model.sharing_gate import ROWS, TOKENS, SharingGate
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
-from engine.profile.choice import make_gate, make_plans
+from engine.profile.choice import choose_format, make_gate, make_plans
 from engine.profile.record import AttentionCosts
+from engine.profile.weight_figures import WeightFormat
 from engine.restoration.checkpoint import CODING, Recorder
 from engine.restoration.chunk_store import ChunkStore
 from engine.restoration.coding import Coding
@@ -34,6 +36,7 @@ from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.restorer import Restorer
 from engine.scheduler import Scheduler
 from kernels.coding import warm_up as warm_up_coding
+from kernels.quantised import warm_up as warm_up_quantised
 from kernels.threading import configure_torch
 from kernels.triton_spans import AttentionShape
 from kernels.warm_up import warm_up
@@ -81,12 +84,20 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
     rotate = store is not None and coding.needs_rotation(
         config.checkpoint_method, geometry.hidden_size, heads, head_dim
     )
-    weights = load_weights(model_dir, geometry, dtype, context_length, device, rotate=rotate)
-    weights = replace(weights, fingerprint=coding.fingerprint(weights.fingerprint))
-    if not on_cuda:
+    if on_cuda:
+        format = _format_on_cuda(config, dtype)
+    else:
         warm_up(dtype, head_dim)
         if coding.bits < 16:
             warm_up_coding(dtype, coding.bits)
+        format = choose_format(config, geometry, rotate)
+        if format in ("int8", "int4"):
+            warm_up_quantised(dtype)
+    config = msgspec.structs.replace(config, weights=format)
+    weights = load_weights(
+        model_dir, geometry, dtype, context_length, device, rotate=rotate, format=format
+    )
+    weights = replace(weights, fingerprint=coding.fingerprint(weights.fingerprint))
     # on CUDA one page more, for what is left over in captured steps
     cache = KVCache(geometry.num_layers, num_pages + on_cuda, heads, head_dim, dtype, device)
     gate = _gate(config, geometry, dtype, device)
@@ -157,6 +168,14 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
         ),
         recorder=recorder,
     )
+
+
+def _format_on_cuda(config: EngineConfig, dtype: torch.dtype) -> WeightFormat:
+    """The dtype's own. Raises ValueError for any other that the settings name."""
+    own: WeightFormat = "bf16" if dtype == torch.bfloat16 else "fp32"
+    if config.weights not in ("auto", own):
+        raise ValueError(f"weights is {config.weights}; on CUDA they are in the dtype, {own}")
+    return own
 
 
 def _gate(

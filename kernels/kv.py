@@ -6,11 +6,12 @@ RoPE is Llama's half-split form (transformers' rotate_half), in fp32 with one ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from kernels.elementwise import qk_norm, rms_norm
-from kernels.linear import PackedLinear
 
 
 def rope_table(inv_freq: Tensor, max_positions: int, attention_scaling: float = 1.0) -> Tensor:
@@ -79,7 +80,7 @@ def restore_kv(
     hidden: Tensor,
     norm_weight: Tensor | None,
     eps: float,
-    kv_projection: PackedLinear,
+    kv_projection: Callable[[Tensor], Tensor],
     cos_sin: Tensor,
     positions: Tensor,
     slots: Tensor,

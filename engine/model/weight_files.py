@@ -6,6 +6,7 @@ name to dtype, shape and byte range, then the data.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from math import prod
@@ -102,6 +103,19 @@ def read_headers(model_dir: Path) -> dict[str, tuple[Path, TensorInfo]]:
             raise ModelError(f"{file_name} lacks {name}, which {INDEX_FILE} places there")
         found[name] = (model_dir / file_name, headers[file_name][name])
     return found
+
+
+def files_identity(model_dir: Path) -> str:
+    """Changes when a weight file of the directory does: names, sizes and times, not contents.
+
+    For what is measured once of a model; checkpoints go by the digest of the weights themselves.
+    Raises ModelError as `read_headers` does.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted({path for path, _ in read_headers(model_dir).values()}):
+        found = path.stat()
+        digest.update(repr((path.name, found.st_size, found.st_mtime_ns)).encode())
+    return digest.hexdigest()
 
 
 def write_fp32(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,37 +13,48 @@ from torch import Tensor
 from engine.model.families import Family
 from engine.model.geometry import ModelConfig
 from kernels.linear import PackedLinear
+from kernels.quantised import QuantisedLinear
+
+
+class Projection(Protocol):
+    """x -> x W^T + b, in whatever form W lies in memory. Immutable."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in], contiguous; returns a new [T, out] in x's dtype, logits maybe in fp32."""
+
+
+Project = Callable[[Tensor, Tensor | None], Projection]  # of a weight [out, in] and a bias [out]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer; every projection packed once.
+    """One decoder layer; every projection laid out once.
 
     `attention_norm` and `mlp_norm` are those of the blocks' inputs, or of their outputs in a
     family that normalises after. `q_norm` and `k_norm` are [head_dim] or [width of Q or K].
     """
 
     attention_norm: Tensor  # [hidden_size]
-    qkv: PackedLinear  # rows: Q, then K, then V
-    kv: PackedLinear  # rows: K, then V; what restoring from hidden states needs
+    qkv: Projection  # rows: Q, then K, then V
+    kv: Projection  # rows: K, then V; what restoring from hidden states needs
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: PackedLinear
+    o: Projection
     mlp_norm: Tensor  # [hidden_size]
-    gate_up: PackedLinear  # rows: gate, then up
-    down: PackedLinear
+    gate_up: Projection  # rows: gate, then up
+    down: Projection
 
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a model in one dtype. Immutable."""
+    """All weights of a model. Immutable."""
 
     config: ModelConfig
-    dtype: torch.dtype
+    dtype: torch.dtype  # of activations and K/V, and of the weights that are not quantised
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden_size]
-    head: PackedLinear
+    head: Projection
     cos_sin: Tensor  # fp32 [max_positions, head_dim]
     fingerprint: bytes  # of the effective weights and of everything that K/V depend on
 
@@ -60,35 +72,49 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
     return (1 - blend) * plain / scaling.factor + blend * plain
 
 
-def make_layer(get: Callable[[str], Tensor], family: Family, prefix: str) -> LayerWeights:
+def make_layer(
+    get: Callable[[str], Tensor],
+    family: Family,
+    prefix: str,
+    project: Project = PackedLinear,
+    get_weight: Callable[[str], Tensor] | None = None,
+) -> LayerWeights:
     """A layer of the tensors that `get` gives by name; prefix: what its tensors' names begin with.
 
-    On a CUDA device the K/V projection is a part of the fused one, no copy.
+    get_weight: where the weights of projections come from, as `project` takes them; None: `get`.
+    The K/V projection is a part of the fused one, no copy, where it is quantised or on a CUDA
+    device.
     """
     attention = prefix + "self_attn."
+    read = get_weight or get
 
-    def stack(part: str) -> tuple[Tensor, Tensor]:
+    def stack(part: str, get: Callable[[str], Tensor]) -> tuple[Tensor, Tensor]:
         """Rows of Q, K and V, and of K and V."""
         q, k, v = (get(f"{attention}{name}_proj.{part}") for name in "qkv")
         fused = torch.cat([q, k, v])
         return fused, fused[len(q) :]
 
-    qkv, kv = stack("weight")
-    qkv_bias, kv_bias = stack("bias") if family.qkv_bias else (None, None)
+    weight, kv_weight = stack("weight", read)
+    bias, kv_bias = stack("bias", get) if family.qkv_bias else (None, None)
+    qkv = project(weight, bias)
+    if isinstance(qkv, QuantisedLinear):
+        kv: Projection = qkv.last_rows(len(kv_weight))
+    else:
+        kv = project(kv_weight, kv_bias)
     normed = family.qk_norm != "none"
     if family.norm_after:
         first, second = "post_attention_layernorm", "post_feedforward_layernorm"
     else:
         first, second = "input_layernorm", "post_attention_layernorm"
-    gate, up = get(prefix + "mlp.gate_proj.weight"), get(prefix + "mlp.up_proj.weight")
+    gate, up = read(prefix + "mlp.gate_proj.weight"), read(prefix + "mlp.up_proj.weight")
     return LayerWeights(
         attention_norm=get(f"{prefix}{first}.weight"),
-        qkv=PackedLinear(qkv, qkv_bias),
-        kv=PackedLinear(kv, kv_bias),
+        qkv=qkv,
+        kv=kv,
         q_norm=get(attention + "q_norm.weight") if normed else None,
         k_norm=get(attention + "k_norm.weight") if normed else None,
-        o=PackedLinear(get(attention + "o_proj.weight")),
+        o=project(read(attention + "o_proj.weight"), None),
         mlp_norm=get(f"{prefix}{second}.weight"),
-        gate_up=PackedLinear(torch.cat([gate, up])),
-        down=PackedLinear(get(prefix + "mlp.down_proj.weight")),
+        gate_up=project(torch.cat([gate, up]), None),
+        down=project(read(prefix + "mlp.down_proj.weight"), None),
     )

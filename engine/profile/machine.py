@@ -10,8 +10,12 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.model.geometry import ModelConfig
+from engine.model.weight_files import files_identity
+from engine.profile.weight_figures import WeightFormat
+from engine.restoration.coding import Coding
 
 LAYOUT_VERSION = 2  # of what the figures mean; a change makes older ones be measured again
+BYTE_PRODUCT_FLAG = "avx512_vnni"  # without it quantised products are slow
 BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 CODE_PACKAGES = ("torch", "numba")
 
@@ -34,6 +38,31 @@ def dtype_name(wanted: str) -> str:
     if wanted == "auto":
         return "bf16" if cpu_flags() & BF16_FLAGS else "fp32"
     return wanted
+
+
+def format_without_figures(config: EngineConfig) -> WeightFormat | None:
+    """The format of the weights where it needs no measuring; None where figures decide.
+
+    `auto` is the dtype itself where fp32 is asked for, nothing may be measured, or the CPU lacks
+    products of bytes. Raises ValueError for a plain format that is not the dtype.
+    """
+    dtype: WeightFormat = "bf16" if dtype_name(config.dtype) == "bf16" else "fp32"
+    if config.weights in ("fp32", "bf16") and config.weights != dtype:
+        raise ValueError(f"weights in {config.weights} do not go with the dtype {dtype}")
+    if config.weights != "auto":
+        return config.weights
+    if config.dtype == "fp32" or not config.profile_path or BYTE_PRODUCT_FLAG not in cpu_flags():
+        return dtype
+    return None
+
+
+def rotates(config: EngineConfig, geometry: ModelConfig) -> bool:
+    """Whether the model runs in the rotated basis, for checkpoints of few bits."""
+    if not config.checkpoint_dirs:
+        return False
+    coding = Coding(config.checkpoint_bits, dtype_name(config.dtype))
+    heads, head_dim = geometry.num_kv_heads, geometry.head_dim
+    return coding.needs_rotation(config.checkpoint_method, geometry.hidden_size, heads, head_dim)
 
 
 def disk_of(directory: Path) -> str:
@@ -61,7 +90,10 @@ def disk_key(directory: Path) -> str:
 
 
 def compute_key(config: EngineConfig, geometry: ModelConfig) -> str:
-    """What a layer's figures hold for: geometry and format of the weights, dtype, threads."""
+    """What a layer's figures hold for: geometry and format of the weights, dtype, threads.
+
+    config.weights is the format that was chosen.
+    """
     shape = (
         geometry.family.name,
         geometry.num_layers,
@@ -71,7 +103,13 @@ def compute_key(config: EngineConfig, geometry: ModelConfig) -> str:
         geometry.head_dim,
         geometry.intermediate_size,
     )
-    return f"compute|{_code(config)}|{geometry.dtype}|{shape}"
+    return f"compute|{_code(config)}|{geometry.dtype}|{config.weights}|{shape}"
+
+
+def formats_key(config: EngineConfig, rotate: bool) -> str:
+    """What the figures of a model's formats hold for. Raises ModelError when it has no weights."""
+    model = files_identity(Path(config.model_dir))
+    return f"formats|{_code(config)}|{model}|{'rotated' if rotate else 'as stored'}"
 
 
 def attention_key(config: EngineConfig, geometry: ModelConfig) -> str:

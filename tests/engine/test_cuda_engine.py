@@ -59,7 +59,9 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(loading, "resolve_device", lambda name: fake)
     monkeypatch.setattr(loading, "KVCache", Cache)
-    monkeypatch.setattr(loading, "load_weights", lambda *given: load_weights(*given[:-1]))
+    monkeypatch.setattr(
+        loading, "load_weights", lambda *given, **how: load_weights(*given[:-1], **how)
+    )
     monkeypatch.setattr(loading, "HostCopies", _LateCopies)
     monkeypatch.setattr(loading, "CudaCapture", lambda: lambda run: run)
     monkeypatch.setattr(loading, "DecodeGraphs", partial(DecodeGraphs, programs=6))
