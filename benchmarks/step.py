@@ -27,6 +27,7 @@ from benchmarks.machine import Peak
 from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.step_parts import PARTS, Clocks, clocks_in
 from benchmarks.texts import text_ids
+from engine.chunking import ChunkSize
 from engine.config import EngineConfig
 from engine.devices import resolve_dtype
 from engine.engine import Engine
@@ -161,7 +162,7 @@ class Steps:
 
     def prefill(self, tokens: int) -> float:
         """Seconds of one step that reads a prompt's first tokens."""
-        self.engine.scheduler._prefill_chunk = tokens
+        self.engine.scheduler.chunk = ChunkSize(tokens)
         ids = text_ids(self.engine.tokenizer, tokens)
         self._serial += 1
         self.engine.handle(

@@ -223,7 +223,9 @@ class Engine:
         if not decode and not prefill:
             return
         self._mark_prefill(prefill)
+        began = now()
         batch, logits = self.runner.run(list(decode), list(prefill))
+        self.scheduler.chunk.ran(len(decode), batch.num_tokens - len(decode), now() - began)
         self._counters["steps"] += 1
         self._counters["decoded"] += len(decode)
         for segment, request in decode.items():

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from engine.batch import Segment
+from engine.chunking import ChunkSize
 from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PagePool, pages_for
 from engine.memory.prefix_tree import NodeState, PrefixNode, PrefixTree
@@ -45,7 +46,7 @@ class Scheduler:
         self.preemptions = 0
         self._restorer = restorer
         self._max_batch = max_batch
-        self._prefill_chunk = prefill_chunk
+        self.chunk = ChunkSize(prefill_chunk)
 
     @property
     def pool(self) -> PagePool:
@@ -267,11 +268,10 @@ class Scheduler:
                 decode[Segment(seq, tuple(request.path), end - 1, end, True)] = request
         # a request that was preempted after its row was scheduled holds no pages any more
         decode = {s: r for s, r in decode.items() if r.state is State.DECODE}
-        return decode, self._schedule_prefill()
+        return decode, self._schedule_prefill(self.chunk.tokens(bool(decode)))
 
-    def _schedule_prefill(self) -> dict[Segment, Work]:
+    def _schedule_prefill(self, budget: int) -> dict[Segment, Work]:
         prefill: dict[Segment, Work] = {}
-        budget = self._prefill_chunk
         for work in (*self.node_loads, *self.running):
             if budget == 0:
                 break
