@@ -80,6 +80,7 @@ class Pictures:
             begin(page, f"{REPEAT}{title}")
             expect(page.locator(DONE)).to_have_count(1)
         self.take("chat-short")
+        self._branches()
         if self.narrow:
             page.click(".topbar__toggle")
             self.take("drawer")
@@ -91,9 +92,39 @@ class Pictures:
             page.wait_for_timeout(300)
             self.take(name)
 
+    def _branches(self) -> None:
+        """Answers side by side, a question that is asked otherwise, a message that waits."""
+        page = self._page
+        page.goto("/")
+        page.select_option("[name=answers]", "2")
+        page.fill("#composer-text", f"{REPEAT}Two ways to put it")
+        page.press("#composer-text", "Enter")
+        page.wait_for_url("**/chats/*")
+        expect(page.locator(DONE)).to_have_count(2)
+        self.take("candidates")
+        page.click(".edit__open")
+        self.take("edit")
+        page.click(".edit__send")
+        page.wait_for_selector(".branch__place")
+        expect(page.locator(DONE)).to_have_count(1)
+        self.take("branch")
+        page.fill("#composer-text", HOLD + "reading")
+        page.press("#composer-text", "Enter")
+        page.wait_for_selector(".message--running")
+        page.fill("#composer-text", "And one more thing.")
+        page.press("#composer-text", "Enter")
+        page.wait_for_selector("#queued")
+        self.take("queued")
+        page.click(".queued__withdraw")
+        page.click(".message__stop")
+        page.wait_for_selector(".message--running", state="detached")
+
     def _plain_pages(self, chat: str) -> dict[str, str]:
         return {
             "home": "/",
+            "history": "/history",
+            "search": "/search?q=bread",
+            "assistants": "/assistants",
             "latency": "/latency",
             "chat-latency": f"{chat}/latency",
             "not-found": "/chats/none",
@@ -107,7 +138,7 @@ def main(directory: Path) -> None:
     script = ROOT / "tests" / "e2e" / "scripted_server.py"
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
         command = [str(script), f"{home}/data", str(model_dir)]
-        server = ServerProcess(command, Path(home) / "log", wait_s=60)
+        server = ServerProcess(command, Path(home) / "log", wait_s=240)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
         try:
             for (width, size), scheme in product(WIDTHS.items(), SCHEMES):
