@@ -59,6 +59,7 @@ class StoreState:
     counters: Counters = field(default_factory=Counters)
     wasteful: set[str] = field(default_factory=set)  # owners worth compacting
     recount_due: bool = False
+    agreed: bool = True  # False when index and files could not be compared
     warn_at: float = 0.0  # monotonic seconds, when a refused write is worth a line again
     trouble: str = ""  # why the last write was refused; empty when the last one was not
 
@@ -82,18 +83,26 @@ class StoreState:
         return self.index.rows_read + self.reader_index.rows_read
 
     def settle(self) -> None:
-        """What opening left for later: compare with the files, obey a cap that became smaller."""
+        """What opening left for later: obey a cap that became smaller."""
         self.hook("settle")
-        if self.audit_due:
-            report = CheckReport()
-            self.used = audit(self.index, self.files, report, verify=False, repair=True)
-            self.audit_due = False
-            if report.problems:
-                with self.catalog.lock:
-                    self.catalog.clear()
-                for problem in report.problems:
-                    log.warning("chunk store: %s", problem)
         self.wasteful.update(self.index.wasteful())
+        if self.used > self.cap:
+            self.make_room(0, ())
+
+    def compare(self) -> None:
+        """Compare with the files, once after a clean end; takes the longer the more there are."""
+        if not self.audit_due:
+            return
+        self.audit_due = self.agreed = False
+        report = CheckReport()
+        self.used = audit(self.index, self.files, report, verify=False, repair=True)
+        self.agreed = True
+        if report.problems:
+            with self.catalog.lock:
+                self.catalog.clear()
+            for problem in report.problems:
+                log.warning("chunk store: %s", problem)
+            self.wasteful.update(self.index.wasteful())
         if self.used > self.cap:
             self.make_room(0, ())
 
@@ -102,8 +111,8 @@ class StoreState:
         return measure(self.files.path(file).parent).missing(need) <= 0
 
     def close_index(self) -> None:
-        """Note that index and files agree, and close."""
-        if not self.audit_due:
+        """Note that index and files agree, as far as is known, and close."""
+        if self.agreed:
             with self.index.transaction():
                 self.flush_touched()
                 self.index.set_meta(clean=1, bytes=self.used)

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _MAX_GROUP_FILES = 64  # open at once
 _MAX_GROUP_BYTES = 32 << 20  # what the caller gets back only when the group is durable
-_IDLE_S = 0.5  # seconds without work before a file is compacted
+_IDLE_S = 0.5  # seconds without work before anything is tidied
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +124,7 @@ class Writer:
         if not self._take():
             return False
         if not self._batch:
-            self._compact_one()
+            self._tidy()
         while self._batch:
             if group := self._next_group():
                 self._append(group)
@@ -133,14 +133,14 @@ class Writer:
         return True
 
     def _take(self) -> bool:
-        """Move all that is queued to the batch, which stays empty after an idle while with files
-        to compact; False to end."""
+        """Move all that is queued to the batch, which stays empty after an idle while where there
+        is something to tidy; False to end."""
         with self._wake:
             idle_until = time.monotonic() + _IDLE_S
             while not self._queue:
                 if self._closing:
                     return False
-                if not self._state.wasteful:
+                if not self._state.wasteful and not self._state.audit_due:
                     self._wake.wait()
                     idle_until = time.monotonic() + _IDLE_S
                 elif not self._wake.wait(max(0.0, idle_until - time.monotonic())):
@@ -186,11 +186,19 @@ class Writer:
         elif isinstance(operation, Rebuild):
             state.rebuild_index()
         elif isinstance(operation, Barrier):
+            self._guard(state.compare)
             operation.reached = True
             operation.event.set()
         elif isinstance(operation, Compact):
             while state.wasteful:
                 self._compact_one()
+
+    def _tidy(self) -> None:
+        """One thing that can wait until nothing is asked for."""
+        if self._state.audit_due:
+            self._guard(self._state.compare)
+        else:
+            self._compact_one()
 
     def _compact_one(self) -> None:
         if self._state.wasteful:
