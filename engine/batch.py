@@ -17,7 +17,7 @@ from engine.memory.sequence import Sequence
 Path = tuple[PrefixNode, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of dicts in every step: itself, not its fields
 class Segment:
     """Tokens [start, end) of a sequence to be run; a decode segment has one, its last."""
 
