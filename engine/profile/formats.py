@@ -6,7 +6,6 @@ are read once, and a model in fp32 need not fit into memory.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -30,7 +29,7 @@ from kernels.quantised import QuantisedLinear
 
 GetTensor = Callable[[str], Tensor]
 ROWS = (1, 8, 32, 256)  # of the steps that are timed: decoding, and a slice of a prompt
-ROUNDS = 3  # of timing, of which the fastest counts
+ROUNDS = 2  # of timing, of which the fastest counts, behind one that does not
 KEPT_BYTES = 256 << 20  # of layers in the plain format that are timed: more than caches hold
 LOGIT_ROWS = 128  # at once
 
@@ -93,11 +92,15 @@ def measure_formats(
     token_ids: Seq[int],
     dtype: torch.dtype,
     rows: Seq[int] = ROWS,
+    *,
+    rounds: int = ROUNDS,
+    typical: Callable[[Seq[float]], float] = min,
 ) -> WeightFigures:
     """Quality and times of each format that the model can have, beside fp32.
 
-    get: the model's tensors by name; token_ids: the sample text, at least two. int4 is left out
-    where no projection lies on a 4-bit grid.
+    get: the model's tensors by name; token_ids: the sample text, at least two; rounds: of timing,
+    of which `typical` makes one figure. int4 is left out where no projection lies on a 4-bit grid.
+    Times are those of the main thread alone, so that other programs count as little as possible.
     """
     own: WeightFormat = "bf16" if dtype == torch.bfloat16 else "fp32"
     ids = torch.tensor(token_ids)
@@ -124,7 +127,7 @@ def measure_formats(
                 sides.remove(side)
                 continue
             _advance(side, layer, config, table)
-            if keeps and (side is plain or side is not reference):
+            if keeps and (side is plain or side is not reference):  # these are timed
                 side.kept.extend(projections(layer))
         layer_bytes = plain.num_bytes // (number + 1)
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
@@ -137,7 +140,12 @@ def measure_formats(
         best = top if best is None else best
         quality[side.format] = (loss, float((top == best).float().mean()))
     timed = [plain, *(side for side in sides if side.quantiser is not None)]
-    seconds = _times(timed, rows, config.num_layers / kept)
+    times = _times(timed, rows, rounds)
+    share = config.num_layers / kept
+    seconds = {
+        format: [typical(layers) * share + typical(head) for layers, head in by_rows]
+        for format, by_rows in times.items()
+    }
     return WeightFigures(
         fp32_loss=quality["fp32"][0],
         tokens=len(ids),
@@ -188,23 +196,26 @@ def _judge(head: Projection, normed: Tensor, ids: Tensor) -> tuple[float, Tensor
     return total / (len(ids) - 1), torch.cat(top)
 
 
-def _times(sides: Seq[_Side], rows: Seq[int], scale: float) -> dict[WeightFormat, list[float]]:
-    """Least seconds of a step's projections by rows, the formats in turn."""
-    seconds: dict[WeightFormat, list[float]] = {side.format: [] for side in sides}
-    for count in rows:
-        least = {side.format: [math.inf, math.inf] for side in sides}
-        for _ in range(ROUNDS):
+def _times(
+    sides: Seq[_Side], rows: Seq[int], rounds: int
+) -> dict[WeightFormat, list[tuple[list[float], list[float]]]]:
+    """Seconds of the kept layers and of the head, of each round, by rows; the formats in turn."""
+    times: dict[WeightFormat, list[tuple[list[float], list[float]]]]
+    times = {side.format: [([], []) for _ in rows] for side in sides}
+    for i, count in enumerate(rows):
+        for number in range(rounds + 1):
             for side in sides:
                 assert side.head is not None, "a side without a head is timed"
-                for i, group in enumerate((side.kept, [side.head])):
+                for group, taken in zip(
+                    (side.kept, [side.head]), times[side.format][i], strict=True
+                ):
                     inputs = _inputs(group, count, side.dtype)
                     began = time.thread_time()
                     for projection in group:
                         projection(inputs[_width(projection)])
-                    least[side.format][i] = min(least[side.format][i], time.thread_time() - began)
-        for format, (layers, head) in least.items():
-            seconds[format].append(layers * scale + head)
-    return seconds
+                    if number:  # the first round finds its memory
+                        taken.append(time.thread_time() - began)
+    return times
 
 
 def _inputs(group: Seq[Projection], rows: int, dtype: torch.dtype) -> dict[int, Tensor]:
