@@ -31,11 +31,11 @@ class TurnStream:
         if self._ended.is_set():
             return
         self._events.append(event)
-        if self._seen is not None:
-            self._seen(event)
         self._arrived.set()
         if isinstance(event, Done | Failed):
             self._ended.set()
+        if self._seen is not None:
+            self._seen(event)
 
     def watch(self, seen: Callable[[TurnEvent], None]) -> None:
         """Call `seen` with each event as it is pushed, at once with those not yet read."""

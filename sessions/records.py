@@ -295,6 +295,7 @@ class Latency:
     preemptions: int = 0
     restore_plan: str = ""
     restore_predicted_ms: float | None = None
+    restored_from_memory: int = 0  # of restored_tokens: from host memory, not from disk
     # When in the turn what was restored: [kind, start_ms, end_ms, tokens, layers] each.
     restore_spans: Sequence[Sequence[Any]] = ()
     server_ttft_ms: float | None = None  # server's receipt to first token put on the stream

@@ -51,6 +51,10 @@ def upgrade() -> None:
     op.add_column("turn", sa.Column("first_token_ms", sa.Double()))
     op.add_column(
         "turn_latency",
+        sa.Column("restored_from_memory", sa.Integer(), server_default="0", nullable=False),
+    )
+    op.add_column(
+        "turn_latency",
         sa.Column("restore_spans", sa.JSON(), server_default="[]", nullable=False),
     )
     op.drop_index("ix_turn_chat_id", "turn")

@@ -81,6 +81,7 @@ class TurnLatency(Base):
     server_ttft_ms: Mapped[float | None]
     restore_plan: Mapped[str] = mapped_column(Text)
     restore_predicted_ms: Mapped[float | None]
+    restored_from_memory: Mapped[int] = mapped_column(server_default="0")
     restore_spans: Mapped[list[Any]] = mapped_column(JSON, server_default="[]")
 
 
