@@ -93,12 +93,13 @@ async def interrupt_running(db: AsyncConnection, now: datetime) -> list[Turn]:
     )
     ended = [Turn(**{**row, "running": False}) for row in rows.mappings()]
     await _unlock(db, models.Chat.running_group_id.is_not(None))
-    # By its own status, so that an answer without a running turn is mended as well.
-    await db.execute(
-        update(models.Message)
-        .where(models.Message.status == "running")
-        .values(status="interrupted", completed_at=now)
-    )
+    # By their turns, which end in the same transaction: by status all messages would be read.
+    for turn in ended:
+        await db.execute(
+            update(models.Message)
+            .where(models.Message.id == turn.message_id, models.Message.status == "running")
+            .values(status="interrupted", completed_at=now)
+        )
     cut_off = [
         EndedTurn(
             created_at=turn.created_at, outcome="interrupted", first_token_ms=None, latency=None
