@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
@@ -210,6 +210,14 @@ class Settings(BaseSettings):
         """What the engine process is told on its command line."""
         return ["--log-level", self.log_level, "--log-format", self.log_format]
 
+    @field_validator("weights")
+    @classmethod
+    def _goes_with_dtype(cls, value: WeightChoice, found: ValidationInfo) -> WeightChoice:
+        dtype = found.data.get("dtype", "auto")
+        if value in ("fp32", "bf16") and dtype not in ("auto", value):
+            raise ValueError(f"the dtype is {dtype}")
+        return value
+
     @property
     def database_path(self) -> Path:
         return self.data_dir / "rejoinder.db"
@@ -372,4 +380,6 @@ def _explain(fault: ErrorDetails, given: Mapping[str, object], path: Path) -> st
         value = os.environ[source]
     else:
         source = f"{name} in {path}"
+    if fault["type"] == "value_error":
+        return f"{source}: {str(value)!r} is not allowed: {fault['ctx']['error']}"
     return f"{source}: {str(value)!r} is not allowed; allowed: {allowed(name).replace('`', '')}"

@@ -50,7 +50,11 @@ def test_the_file_is_found_in_the_data_directory_of_the_environment(
         ("allowed_hosts", " , ", "names, separated by commas, at least one"),
         ("kv_memory_mib", "-1", "0 to 4194304"),
         ("public_url", "chat.lan", "https:// or http://, a host, maybe a port, nothing after it"),
-        ("public_url", "https://a.b/c", "https:// or http://, a host, maybe a port, nothing after it"),
+        (
+            "public_url",
+            "https://a.b/c",
+            "https:// or http://, a host, maybe a port, nothing after it",
+        ),
         ("trusted_proxies", "proxy", "addresses or networks, separated by commas"),
     ],
 )
@@ -108,6 +112,15 @@ def test_engine_config_has_bytes_and_absolute_paths(tmp_path: Path) -> None:
     assert config.model_name == "some-model"
     off = load_settings({**options, "checkpoint_cap_mib": "0"}).engine_config(model_dir)
     assert off.checkpoint_dirs == ()
+
+
+def test_weights_in_a_plain_format_are_the_dtype(tmp_path: Path) -> None:
+    options = {"data_dir": str(tmp_path), "weights": "fp32"}
+    assert load_settings(options).engine_config(tmp_path / "m").dtype == "fp32"
+    with pytest.raises(SettingsError, match="--weights: 'fp32' is not allowed: the dtype is bf16"):
+        load_settings({**options, "dtype": "bf16"})
+    quantised = load_settings({**options, "weights": "int8", "dtype": "fp32"})
+    assert quantised.engine_config(tmp_path / "m").weights == "int8"
 
 
 def test_misspelled_variables_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
