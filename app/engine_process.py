@@ -44,16 +44,22 @@ def open_store(config: EngineConfig) -> ChunkStore | None:
 
 
 def with_measured_disk(config: EngineConfig) -> EngineConfig:
-    """The configuration with the figures of its disk, where the choice of plans needs them."""
+    """The configuration with the figures of its disk, where the choice of plans needs them.
+
+    Of several disks those of the slowest: a chat lies on one, and nobody knows on which when its
+    plan is chosen.
+    """
     if config.checkpoint_method != "auto" or not config.checkpoint_dirs or not config.profile_path:
         return config
-    directory = Path(config.checkpoint_dirs[0])
-    try:
-        disk = disk_read(config, directory, partial(scratch_store, directory))
-    except (DiskNotMeasured, ChunkStoreError) as error:
-        log.warning("the disk of %s could not be measured: %s", directory, error)
+    disks = []
+    for directory in map(Path, config.checkpoint_dirs):
+        try:
+            disks.append(disk_read(config, directory, partial(scratch_store, directory)))
+        except (DiskNotMeasured, ChunkStoreError) as error:
+            log.warning("the disk of %s could not be measured: %s", directory, error)
+    if not disks:
         return config
-    return msgspec.structs.replace(config, disk=disk)
+    return msgspec.structs.replace(config, disk=min(disks, key=lambda one: one.bytes_per_s))
 
 
 def make_engine(config: EngineConfig, emit: Emit, at_end: ExitStack) -> EngineCore:

@@ -82,8 +82,9 @@ def _kept(config: EngineConfig, geometry: ModelConfig) -> Measured | None:
         format = formats.best().format
     config = msgspec.structs.replace(config, weights=format)
     disk = None
-    if config.checkpoint_dirs:
-        disk = cache.get(machine.disk_key(Path(config.checkpoint_dirs[0])), DiskRead)
+    if config.checkpoint_dirs:  # the slowest, as the engine takes it
+        disks = [cache.get(machine.disk_key(Path(one)), DiskRead) for one in config.checkpoint_dirs]
+        disk = min((one for one in disks if one), key=lambda one: one.bytes_per_s, default=None)
     compute = cache.get(machine.compute_key(config, geometry), ComputeCosts)
     attention = cache.get(machine.attention_key(config, geometry), AttentionCosts)
     if compute is None or attention is None or (config.checkpoint_dirs and disk is None):

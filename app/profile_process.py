@@ -27,7 +27,7 @@ def main() -> int:
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     try:
-        for directory in config.checkpoint_dirs[:1]:
+        for directory in config.checkpoint_dirs:
             place = Path(directory)
             disk_read(config, place, partial(scratch_store, place), again=again)
         measure_model(config, again=again)

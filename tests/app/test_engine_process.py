@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import app.engine_process
-from app.engine_process import open_store
+from app.engine_process import open_store, with_measured_disk
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.profile.disk import DiskNotMeasured
+from engine.profile.record import DiskRead
 from sessions.chunks import ChunkStore, StoreLockedError
 
 
@@ -57,3 +60,27 @@ async def test_a_missing_model_is_the_reason_given(
         await EngineClient.start(config(tmp_path / "chunks", model_dir=str(missing)))
     # The engine's end closed the store: it can be opened at once.
     ChunkStore([tmp_path / "chunks"], 1 << 20).close()
+
+
+def test_of_several_disks_the_slowest_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A chat lies on one of them, and its plan is chosen before it is known on which."""
+    rates = {"quick": 3e9, "slow": 1e8, "middling": 1e9}
+
+    def measured(config: EngineConfig, directory: Path, scratch: object) -> DiskRead:
+        if directory.name == "broken":
+            raise DiskNotMeasured("it took nothing")
+        return DiskRead(bytes_per_s=rates[directory.name], first_s=0.0, first_bytes=1)
+
+    monkeypatch.setattr(app.engine_process, "disk_read", measured)
+    asked = msgspec.structs.replace(
+        config(*(tmp_path / name for name in ("quick", "slow", "broken", "middling"))),
+        profile_path=str(tmp_path / "profile.json"),
+    )
+    disk = with_measured_disk(asked).disk
+    assert disk is not None
+    assert disk.bytes_per_s == 1e8
+    assert "broken could not be measured" in caplog.text
+    only_broken = msgspec.structs.replace(asked, checkpoint_dirs=(str(tmp_path / "broken"),))
+    assert with_measured_disk(only_broken).disk is None
