@@ -121,6 +121,9 @@ OWN = {
 }
 
 
+MINE = {"text": "mine now", "title": "mine now", "name": "mine now", "parent_id": ""}
+
+
 async def test_each_route_with_an_id_is_404_for_everybody_else(
     browser: Browser, server: Server, web_settings: Settings
 ) -> None:
@@ -144,8 +147,7 @@ async def test_each_route_with_an_id_is_404_for_everybody_else(
                         if method == "GET":
                             response = await other.get(address, headers=HTMX if htmx else {})
                         else:
-                            fields = {"text": "mine now", "title": "mine now", "parent_id": ""}
-                            response = await other.post(address, fields, htmx=htmx)
+                            response = await other.post(address, MINE, htmx=htmx)
                         assert response.status_code == 404, (method, address)
                         assert "Hello" not in response.text
         assert _dump(web_settings) == before
