@@ -55,6 +55,25 @@ async def test_the_engine_gets_one_request_for_each(
     assert server.engine.places.in_use == 0
 
 
+async def test_a_chat_can_begin_with_several(browser: Browser, server: Server) -> None:
+    home = (await browser.get("/")).text
+    assert re.findall(r'<option value="(\d)">', home) == ["1", "2", "3", "4"]
+    fields = {
+        "text": "Which?",
+        "assistant_id": field(home, "assistant_id"),
+        "submission": field(home, "submission"),
+        "answers": "2",
+    }
+    began = await browser.post("/chats", fields)
+    assert began.status_code == 303
+    for number in range(2):
+        turn = await server.engine.next_turn(number)
+        turn.say(f"answer {number}")
+        turn.end()
+    page = await ended(browser, began.headers["location"].removeprefix("/chats/"))
+    assert texts(page) == ["Which?", "answer 0", "answer 1"]
+
+
 async def test_the_chosen_one_is_gone_on_from(browser: Browser, server: Server) -> None:
     chat_id = await new_chat(browser, server, "One", "uno")
     for number, turn in enumerate(await ask_for(browser, server, chat_id, 3)):
