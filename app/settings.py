@@ -380,6 +380,6 @@ def _explain(fault: ErrorDetails, given: Mapping[str, object], path: Path) -> st
         value = os.environ[source]
     else:
         source = f"{name} in {path}"
-    if fault["type"] == "value_error":
+    if name == "weights" and fault["type"] == "value_error":
         return f"{source}: {str(value)!r} is not allowed: {fault['ctx']['error']}"
     return f"{source}: {str(value)!r} is not allowed; allowed: {allowed(name).replace('`', '')}"
