@@ -119,6 +119,25 @@ def _read(sock: socket.socket, splitter: FrameSplitter, inbox: Inbox) -> None:
     os._exit(1)
 
 
+def end_with_any_thread() -> None:
+    """From now on a thread that fails ends the process: the app sees it and starts another.
+
+    Without one that moves its bytes the engine would live on and be heard by nobody.
+    """
+
+    def failed(args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread is not None else "a thread"
+        error = args.exc_value
+        log.critical(
+            "the thread %s failed, so the engine ends: %s: %s", name, args.exc_type.__name__, error,
+            exc_info=error,
+        )  # fmt: skip
+        logging.shutdown()
+        os._exit(1)
+
+    threading.excepthook = failed
+
+
 def serve(make_engine: MakeEngine, sock: socket.socket) -> int:
     """Run an engine for the app at the other end of `sock`; returns the exit code.
 
@@ -127,6 +146,7 @@ def serve(make_engine: MakeEngine, sock: socket.socket) -> int:
     ignored: Ctrl-C reaches the whole process group, and the app then shuts the engine down.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_any_thread()
     splitter = FrameSplitter()
     bodies: list[bytes] = []
     while not bodies:
