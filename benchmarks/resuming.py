@@ -240,7 +240,7 @@ class Side:
         return Return(turn.ids, turn.logits, stats, turn.restore_s, parts)
 
     def warmed(self, chat: Chat) -> tuple[Turn, Turn]:
-        """The returning turn after a warm-up from a cold disk; another while the chat is resident."""
+        """The returning turn after a warm-up from a cold disk; another of a resident chat."""
         engine = self.engine
         self._leave_memory(None)
         engine.handle(Warm(chat_id=chat.id, prefix_ids=chat.prefix, history_ids=chat.history))
