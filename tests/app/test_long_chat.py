@@ -59,7 +59,7 @@ def copied(
 def grow(path: Path, chat_id: str) -> None:
     """Give the chat, which has one exchange, all of its messages, each answer with its turn."""
     ids = np.full(TOKENS, 65, "<i4").tobytes()
-    with closing(sqlite3.connect(path)) as db:
+    with closing(sqlite3.connect(path, timeout=30)) as db:
         rows = db.execute("SELECT id, role FROM message WHERE chat_id = ?", (chat_id,)).fetchall()
         models = {role: message_id for message_id, role in rows}
         [(turn_id,)] = db.execute("SELECT id FROM turn WHERE chat_id = ?", (chat_id,)).fetchall()
