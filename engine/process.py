@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 import queue
@@ -178,12 +180,22 @@ def serve(make_engine: MakeEngine, sock: socket.socket) -> int:
         sender.emit(Fatal(reason=f"the engine could not start: {type(error).__name__}: {error}"))
         sender.close()
         return 1
+    _settle_memory()
     sender.emit(engine.info)
     try:
         return _loop(engine, inbox, sender.emit)
     finally:
         engine.close()
         sender.close()
+
+
+def _settle_memory() -> None:
+    """Give back what only loading needed; the collector passes over what stays from now on."""
+    gc.collect()
+    gc.freeze()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _loop(engine: EngineCore, inbox: Inbox, emit: Emit) -> int:
