@@ -25,7 +25,14 @@ class PlanReport:
 
 def plan_report(settings: Settings) -> PlanReport | None:
     """None where this machine was not measured, as on CUDA; measures nothing."""
-    question = Question(tokens=TOKENS, prefix=0, disk_mbps=None, geometry=None, target_ms=None)
+    question = Question(
+        tokens=TOKENS,
+        prefix=0,
+        disk_mbps=None,
+        geometry=None,
+        target_ms=None,
+        bits=settings.checkpoint_bits,
+    )
     try:
         found = kept(settings)
         if found is None:

@@ -418,6 +418,38 @@ async def test_published_copied_unpublished_deleted(browser: Browser, server: Se
         assert (await other.say(chat_id, "Still there?")).status_code == 303
 
 
+async def test_only_operators_publish_and_change_what_is_published(
+    browser: Browser, server: Server, web_settings: Settings
+) -> None:
+    made = await make(browser)
+    page = f"/assistants/{made}"
+    await browser.get(page)
+    await browser.post(f"{page}/publish", {"published": "1"})
+    with closing(sqlite3.connect(web_settings.database_path)) as db:
+        db.execute(
+            "INSERT INTO user (id, created_at, name, name_key, password_hash, is_operator) "
+            "VALUES ('o', '2026-03-01 10:00:00', 'op', 'op', 'x', 1)"
+        )
+        db.commit()
+    words = text_of((await browser.get(page)).text)
+    assert "Make my own copy" in words
+    assert "Make it private" not in words
+    assert "Delete this assistant" not in words
+    assert (await browser.get(f"{page}/edit")).status_code == 403
+    await browser.get("/assistants/new")
+    changed = await post(browser, page, {**FIELDS, "revision": "2"})
+    assert changed.status_code == 403
+    assert "only an operator can change it" in text_of(changed.text)
+    assert (await browser.post(f"{page}/delete")).status_code == 403
+    assert (await browser.post(f"{page}/publish", {"published": ""})).status_code in (401, 403)
+    own = await make(browser, name="Another")
+    await browser.get(f"/assistants/{own}")
+    refused = await browser.post(f"/assistants/{own}/publish", {"published": "1"})
+    assert refused.status_code in (401, 403)
+    async with server.browser() as other:
+        assert "Another" not in text_of((await other.get("/assistants")).text)
+
+
 async def test_built_in_ones_are_copied_not_changed(browser: Browser) -> None:
     page = (await browser.get("/assistants")).text
     found = re.search(r'href="(/assistants/[0-9a-f]{32})"', page)
