@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,35 +14,17 @@ from engine.memory.kv_cache import KVCache
 from engine.memory.page_pool import PAGE_SIZE
 from engine.model.decoder import Decoder
 from engine.model.weights import Weights
+from engine.profile.one_sequence import CausalAttention, SequenceRows
 from engine.profile.record import SLICE_TOKENS, ComputeCosts, undisturbed
 from engine.restoration.stripes import put_kv
-from kernels.attention import merge_states, prefill_attention
 from kernels.coding import decode_hidden, decode_kv, encode_hidden, encode_kv
 from kernels.linear import PackedLinear
-from kernels.spans import Spans
 
 ROWS = (64, 256, SLICE_TOKENS)
 PAST = 1536  # tokens before a slice, where attention to them is measured
 CACHE_BYTES = 64 << 20  # more than the caches hold
 GEMM = (512, 2048, 4096)  # rows, in, out
 COPY_BYTES = 256 << 20  # to a device
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Tokens [past, past + n) of a sequence that lies in the cache's first pages."""
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    spans: Spans
-
-    @classmethod
-    def behind(cls, past: int, count: int, vocab_size: int) -> _Rows:
-        where = torch.arange(past, past + count)
-        pages = range((past + count) // PAGE_SIZE)
-        spans = Spans.build([(0, count, [(pages, past + count)], True)])
-        return cls(torch.arange(count) % vocab_size, where, where, spans)
 
 
 def measure_compute(weights: Weights, budget_s: float = 1.0) -> ComputeCosts:
@@ -60,8 +41,8 @@ def measure_compute(weights: Weights, budget_s: float = 1.0) -> ComputeCosts:
     began = (time.thread_time(), time.perf_counter())
     layer_s, hidden_s = [], []
     for count in ROWS:
-        rows = _Rows.behind(0, count, config.vocab_size)
-        layers = partial(decoder.leading, rows, _Attention(weights, rows), config.num_layers)
+        rows = _rows(weights, 0, count)
+        layers = partial(decoder.leading, rows, _attention(weights, rows), config.num_layers)
         layer_s.append(_least(layers, share_s))
         hidden_s.append(_least(partial(_projections, decoder, rows), share_s))
     pair_s = _pair_seconds(weights, cache, share_s)
@@ -94,12 +75,20 @@ def _plausible(seconds: list[float]) -> tuple[float, ...]:
     return tuple(kept)
 
 
-def _projections(decoder: Decoder, rows: _Rows) -> Iterator[None]:
+def _projections(decoder: Decoder, rows: SequenceRows) -> Iterator[None]:
     config = decoder.weights.config
     hidden = torch.randn(len(rows.token_ids), config.hidden_size).to(decoder.weights.dtype)
     for layer in range(config.num_layers):
         decoder.restore(layer, hidden, rows.positions, rows.slots)
         yield
+
+
+def _rows(weights: Weights, past: int, count: int) -> SequenceRows:
+    return SequenceRows.of(torch.arange(count) % weights.config.vocab_size, past)
+
+
+def _attention(weights: Weights, rows: SequenceRows) -> CausalAttention:
+    return CausalAttention(weights.config.num_heads, weights.config.head_dim, rows)
 
 
 def _heads(weights: Weights) -> tuple[int, int]:
@@ -127,34 +116,20 @@ def _least(runs: Callable[[], Iterator[object]], budget_s: float) -> float:
             began = time.perf_counter()
 
 
-class _Attention:
-    """Causal attention of one sequence's rows, as a prefill step has it."""
-
-    def __init__(self, weights: Weights, rows: _Rows) -> None:
-        shape = (1, len(rows.token_ids), weights.config.num_heads, weights.config.head_dim)
-        self._spans = rows.spans
-        self._scale = weights.config.head_dim**-0.5
-        self._out, self._lse = torch.empty(shape), torch.empty(shape[:3])
-
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, result: Tensor) -> None:
-        prefill_attention(q, k_cache, v_cache, self._spans, self._scale, self._out, self._lse)
-        merge_states(self._out, self._lse, result)
-
-
 def _pair_seconds(weights: Weights, cache: KVCache, budget_s: float) -> float:
     """What attention to one earlier key costs a query: with a past, less without."""
     q = torch.randn(SLICE_TOKENS, weights.config.num_heads, weights.config.head_dim)
     q = q.to(weights.dtype)
     result = torch.empty_like(q)
 
-    def runs(attention: _Attention) -> Iterator[None]:
+    def runs(attention: CausalAttention) -> Iterator[None]:
         attention(q, cache.k[0], cache.v[0], result)
         yield
 
     seconds = []
     for past in (0, PAST):
-        rows = _Rows.behind(past, SLICE_TOKENS, weights.config.vocab_size)
-        seconds.append(_least(partial(runs, _Attention(weights, rows)), budget_s / 2))
+        rows = _rows(weights, past, SLICE_TOKENS)
+        seconds.append(_least(partial(runs, _attention(weights, rows)), budget_s / 2))
     return max(seconds[1] - seconds[0], 1e-12) / (SLICE_TOKENS * PAST)
 
 
