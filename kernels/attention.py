@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.compiled import attention_kernels, row_kernels
 from kernels.spans import Spans
 from kernels.triton_spans import DeviceSpans
 
@@ -55,9 +56,7 @@ def _run(
 
         triton_attention.span_attention(q, k_cache, v_cache, spans, scale, out, lse)
         return
-    # not where there is no numba
-    from kernels import attention_block_cpu, attention_cpu, attention_tile, parallel
-
+    attention_block_cpu, attention_cpu, attention_tile, parallel = attention_kernels()
     spans = spans.host if isinstance(spans, DeviceSpans) else spans
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
@@ -170,8 +169,7 @@ def merge_states(out: Tensor, lse: Tensor, result: Tensor) -> None:
 
         triton_merge.merge_states(out, lse, result)
         return
-    from kernels import parallel, rows_cpu
-
+    parallel, rows_cpu = row_kernels()
     states, rows, heads, dim = out.shape
     if lse.shape != out.shape[:3] or result.numel() != rows * heads * dim or dim % 16 or not states:
         raise ValueError(

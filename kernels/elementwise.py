@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-
-@cache
-def _cpu() -> tuple[ModuleType, ModuleType]:
-    from kernels import parallel, rows_cpu  # not where there is no numba
-
-    return parallel, rows_cpu
+from kernels.compiled import row_kernels
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
@@ -62,7 +54,7 @@ def _norm(adds: bool, x: Tensor, residual: Tensor, weight: Tensor, eps: float, o
 
         triton_elementwise.norm(x, residual if adds else None, weight, eps, out)
         return
-    parallel, rows_cpu = _cpu()
+    parallel, rows_cpu = row_kernels()
     rows, dim = x.shape
     bf16 = _is_bf16(x, dim)
     rows_cpu.norm_rows(
@@ -100,7 +92,7 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
         triton_elementwise.silu_mul(gate_up, out)
         return out
-    parallel, rows_cpu = _cpu()
+    parallel, rows_cpu = row_kernels()
     bf16 = _is_bf16(gate_up, dim)
     rows_cpu.silu_rows(
         bf16,

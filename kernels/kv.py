@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.compiled import row_kernels
 from kernels.elementwise import qk_norm, rms_norm
 
 
@@ -44,8 +45,7 @@ def write_kv(
 
         triton_kv.write_kv(q, k, v, cos_sin, positions, slots, k_cache, v_cache)
         return
-    from kernels import parallel, rows_cpu  # not where there is no numba
-
+    parallel, rows_cpu = row_kernels()
     rows, kv_heads, dim = k.shape
     if dim % 16 or k.stride(1) != dim or v.stride(1) != dim:
         raise ValueError(f"head_dim {dim} is no multiple of 16, or heads are not contiguous")
