@@ -24,6 +24,7 @@ is timed without the queue, OpenVINO's step with its scheduler.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -47,21 +48,38 @@ from benchmarks.texts import text_ids
 from benchmarks.transformers_side import TransformersSide
 from engine.devices import resolve_dtype
 from engine.model.model_config import read_model_config
+from engine.profile.weight_figures import WeightFormat
 from kernels.threading import configure_torch
 
 MIN_STEPS = 2
 ORDER: tuple[tuple[Side, Side], ...] = (("shared", "unshared"), ("unshared", "shared"))
 
 
+WEIGHT_BYTES = {"int8": 1.0625, "int4": 0.625}  # of a weight, its scales included
+
+
 class Benchmark:
     """One run over one model: owns both sides and collects the rows."""
 
-    def __init__(self, model_dir: Path, sizes: Sizes, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        format: WeightFormat | None = None,
+    ) -> None:
+        """format: of our weights; None: the dtype."""
         self.sizes, self.dtype = sizes, dtype
+        self.weight_bytes = WEIGHT_BYTES.get(format or "", dtype.itemsize)
         self.model = model_dir.name
         self.max_batch = sizes.most_rows
         self.decoding = Decoding(
-            model_dir, dtype, sizes.most_rows, sizes.longest_prefix, sizes.longest_suffix
+            model_dir,
+            dtype,
+            sizes.most_rows,
+            sizes.longest_prefix,
+            sizes.longest_suffix,
+            format,
         )
         self.shared_vs_unshared: list[Comparison] = []
         self.vs_transformers: list[Comparison] = []
@@ -224,7 +242,7 @@ class Benchmark:
         self, comparisons: list[Comparison], peak: Peak, theirs: Precision | None = None
     ) -> list[Row]:
         """The contract's rows, with each side's share of its floor; `theirs` if not as ours."""
-        ours = Precision(self.dtype.itemsize, self.dtype.itemsize)
+        ours = Precision(self.weight_bytes, self.dtype.itemsize)
         config = self.decoding.config
         return [one.row(self.model, config, peak, ours, theirs or ours) for one in comparisons]
 
@@ -234,6 +252,7 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
     configure_torch()
     sizes = sizes or (QUICK if options.quick else FULL)
     dtype = resolve_dtype(options.dtype)
+    format: WeightFormat | None = getattr(options.extra, "weights", None)
     about = machine.describe()
     with engines.open_engines(
         options,
@@ -246,15 +265,16 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         progress("memory bandwidth and GEMM peak")
         peak = machine.measure_peak(dtype, quick=options.quick)
         progress(f"loading {options.model_name}")
-        benchmark = Benchmark(options.model_dir, sizes, dtype)
+        benchmark = Benchmark(options.model_dir, sizes, dtype, format)
         benchmark.run(TransformersSide(options.model_dir, dtype))
         memory = benchmark.memory()
         versus = benchmark.run_engines(others)
-    mha_rows = _mha(options, sizes, dtype, peak)
+    mha_rows = _mha(options, sizes, dtype, peak, format)
     peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
     return {
         "model": options.model_name,
         "dtype": "bf16" if dtype == torch.bfloat16 else "fp32",
+        "weights": format or "as the dtype",
         "machine": about,
         "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
         "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
@@ -272,19 +292,31 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
     }
 
 
-def _mha(options: Options, sizes: Sizes, dtype: torch.dtype, peak: Peak) -> list[Row]:
-    """Rows of a model with multi-head attention."""
+def _mha(
+    options: Options, sizes: Sizes, dtype: torch.dtype, peak: Peak, format: WeightFormat | None
+) -> list[Row]:
+    """Rows of a model with multi-head attention; its random weights lie on no 4-bit grid."""
+    format = "int8" if format == "int4" else format
     if not sizes.mha_batches:
         return []
     with tempfile.TemporaryDirectory() as parent:
-        benchmark = Benchmark(make_mha_model(Path(parent), options.model_dir), sizes, dtype)
+        benchmark = Benchmark(make_mha_model(Path(parent), options.model_dir), sizes, dtype, format)
         benchmark.run_mha()
         return benchmark.rows(benchmark.shared_vs_unshared, peak)
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    engines.add_options(parser)
+    parser.add_argument(
+        "--weights",
+        choices=["bf16", "fp32", "int8", "int4"],
+        help="format of our weights, the dtype unless given; transformers' are the dtype always",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    return run("decode", __doc__, measure, argv, engines.add_options)
+    return run("decode", __doc__, measure, argv, _add_options)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from engine.model.sharing_gate import SharingGate, measure_attention
 from engine.model.tokenizer import ChatTokenizer
 from engine.model.weight_loading import load_weights
 from engine.model_runner import ModelRunner
+from engine.profile.weight_figures import WeightFormat
 from kernels.warm_up import warm_up
 
 PREFILL_CHUNK = 256  # rows of a prefill step
@@ -39,15 +40,24 @@ class Decoding:
     """
 
     def __init__(
-        self, model_dir: Path, dtype: torch.dtype, max_batch: int, max_prefix: int, max_suffix: int
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        max_batch: int,
+        max_prefix: int,
+        max_suffix: int,
+        format: WeightFormat | None = None,
     ) -> None:
-        """Load the model, with pages for one prefix and `max_batch` suffixes of these lengths."""
+        """Load the model, with pages for one prefix and `max_batch` suffixes of these lengths.
+
+        format: of its weights; None: the dtype.
+        """
         self.config: ModelConfig = read_model_config(model_dir)
         self.dtype = dtype
         self.tokenizer = ChatTokenizer(model_dir)
         warm_up(dtype, self.config.head_dim)
         positions = max(self.config.max_position_embeddings, max_prefix + max_suffix)
-        weights = load_weights(model_dir, self.config, dtype, positions)
+        weights = load_weights(model_dir, self.config, dtype, positions, format=format)
         pages = pages_for(max_prefix) + max_batch * pages_for(max_suffix)
         self.pool = PagePool(pages)
         self.cache = KVCache(
