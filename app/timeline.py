@@ -137,6 +137,8 @@ def _restore_detail(latency: Latency) -> str:
         f"{_tokens(latency.restored_tokens)}, {latency.restore_bytes / 1024:,.0f} KiB",
         f"disk {_ms(latency.restore_io_ms)}, computing {_ms(latency.restore_compute_ms)}",
     ]
+    if latency.restored_from_memory:
+        parts.append(f"{_tokens(latency.restored_from_memory)} of them from the host's memory")
     if latency.restore_predicted_ms is not None:
         predicted, took = latency.restore_predicted_ms, latency.restore_ms
         parts.append(f"predicted {_ms(predicted)}, took {_ms(took)}")

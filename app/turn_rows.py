@@ -87,8 +87,7 @@ def _restore_rows(latency: Latency) -> list[Row]:
         if not lane or length <= 0:
             continue
         took = sum(end - start for start, end in lane)
-        parts = "1 part" if len(lane) == 1 else f"{len(lane)} parts"
-        step = Step(kind=kind, name=name, time=f"{took:,.0f} ms", detail=parts)
+        step = Step(kind=kind, name=name, time=f"{took:,.0f} ms")
         bars = [_span(kind, start - begin, end - begin, length) for start, end in lane]
         rows.append(Row(step=step, spans=bars, inner=True))
     return rows

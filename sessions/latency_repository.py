@@ -44,8 +44,8 @@ class LatencyRepository:
 
         `level` is the length in seconds of the intervals to read: `FINE_S`, `HOUR_S` or `DAY_S`
         of `sessions.queries.latency_sums`, of which the first two are kept for a while only.
-        `since` is seconds since 1970 (None: ever), `step` a multiple of `level` (None: as coarse
-        as it takes for a chart).
+        `since` is seconds since 1970 (None: ever, by days or weeks), `step` a multiple of `level`
+        (None: as coarse as it takes for a chart).
         """
         async with self._database.read() as db:
             return await latency_sums.report(db, level=level, since=since, step=step)

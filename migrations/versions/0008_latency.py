@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 # As the program had them when this was written: seconds, and for how long they are kept.
-LEVELS = {300: "-2 days", 3600: "-60 days", 86400: "-1000 years"}
+LEVELS = {300: "-2 days", 3600: "-60 days", 86400: "-1000 years", 604800: "-1000 years"}
 SUMMED = (
     "tokens_in",
     "tokens_out",

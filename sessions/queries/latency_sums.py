@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -26,8 +27,8 @@ from sessions.latency_records import (
 from sessions.models.turns import LatencyCount, LatencySum
 from sessions.records import EndStatus, Latency
 
-FINE_S, HOUR_S, DAY_S = 300, 3600, 86_400
-KEPT_S = {FINE_S: 2 * DAY_S, HOUR_S: 60 * DAY_S}  # days are kept for ever
+FINE_S, HOUR_S, DAY_S, WEEK_S = 300, 3600, 86_400, 604_800
+KEPT_S = {FINE_S: 2 * DAY_S, HOUR_S: 60 * DAY_S}  # longer ones are kept for ever
 MAX_STEPS = 60  # of the range that has no beginning
 
 _SUMS = tuple(field.name for field in fields(LatencySums))
@@ -86,17 +87,20 @@ async def add(db: AsyncConnection, ended: Sequence[EndedTurn], now: datetime) ->
 async def report(
     db: AsyncConnection, *, level: int, since: int | None, step: int | None
 ) -> LatencyReport:
-    """What began from `since` on (None: ever) in steps of `step` seconds.
+    """What began from `since` on in steps of `step` seconds.
 
-    Without `step` at most `MAX_STEPS` of them, each of whole intervals of that level.
+    Without `since` all there ever was, from days, or from weeks when there are many; without `step`
+    at most `MAX_STEPS` of them.
     """
     if since is None:
-        since = await db.scalar(select(func.min(LatencySum.start)).where(LatencySum.level == level))
-        since = since or 0
+        ends = select(func.min(LatencySum.start), func.max(LatencySum.start))
+        first, last = (await db.execute(ends.where(LatencySum.level == DAY_S))).one()
+        level = DAY_S if first is None or last - first <= MAX_STEPS * DAY_S else WEEK_S
+        since = (first or 0) // level * level
     if step is None:
-        last = await db.scalar(select(func.max(LatencySum.start)).where(LatencySum.level == level))
-        span = (last or 0) - since + level
-        step = max(1, -(-span // level // MAX_STEPS)) * level
+        latest = select(func.max(LatencySum.start)).where(LatencySum.level == level)
+        number = ((await db.scalar(latest) or 0) - since) // level + 1
+        step = max(1, -(-number // MAX_STEPS)) * level
     sums = [
         IntervalSums(
             start=row["step"],
@@ -106,9 +110,15 @@ async def report(
         )
         for row in (await db.execute(sums_query(level, since, step))).mappings()
     ]
-    counts: dict[tuple[Any, ...], dict[int, int]] = {}
-    for measure, start, kind, bucket, turns in await db.execute(counts_query(level, since, step)):
-        counts.setdefault((measure, start, kind), {})[bucket] = turns
+    counts = [
+        IntervalCounts(
+            measure=measure,
+            start=start,
+            kind=kind,
+            counts={int(bucket): turns for bucket, turns in json.loads(found).items()},
+        )
+        for measure, start, kind, found in await db.execute(counts_query(level, since, step))
+    ]
     running = await db.scalar(
         select(func.count()).select_from(models.Turn).where(models.Turn.running.is_not(None))
     )
@@ -116,10 +126,7 @@ async def report(
         since=since,
         step=step,
         sums=sums,
-        counts=[
-            IntervalCounts(measure=measure, start=start, kind=kind, counts=found)
-            for (measure, start, kind), found in counts.items()
-        ],
+        counts=counts,
         running=running or 0,
     )
 
@@ -140,19 +147,24 @@ def sums_query(level: int, since: int, step: int) -> Select[*tuple[Any, ...]]:
 
 
 def counts_query(level: int, since: int, step: int) -> Select[*tuple[Any, ...]]:
+    """A row for each histogram, which is JSON: a row for each bucket costs more to fetch."""
     table = LatencyCount
-    return (
+    buckets = (
         select(
             table.measure,
             _stepped(table.start, since, step),
             table.kind,
             table.bucket,
-            func.sum(table.turns),
+            func.sum(table.turns).label("turns"),
         )
         .where(table.level == level, table.measure.in_(MEASURES), table.start >= since)
         .group_by(table.measure, text("step"), table.kind, table.bucket)
-        .order_by(table.measure, text("step"))
+        .subquery("buckets")
     )
+    found = buckets.c
+    return select(
+        found.measure, found.step, found.kind, func.json_group_object(found.bucket, found.turns)
+    ).group_by(found.measure, found.step, found.kind)
 
 
 def _stepped(start: InstrumentedAttribute[int], since: int, step: int) -> Label[int]:
@@ -205,4 +217,4 @@ def _count_rows(turn: EndedTurn) -> list[dict[str, Any]]:
 
 def _intervals(at: datetime) -> list[tuple[int, int]]:
     seconds = int(at.timestamp())
-    return [(level, seconds // level * level) for level in (FINE_S, HOUR_S, DAY_S)]
+    return [(level, seconds // level * level) for level in (FINE_S, HOUR_S, DAY_S, WEEK_S)]
