@@ -18,7 +18,7 @@ from app.api.conversations import (
 )
 from app.api.errors import ErrorAnswer
 from app.api.models import Model, ModelList
-from app.api.responses import ResponseRequest
+from app.api.response_shapes import ResponseRequest
 from app.api.service import DEFAULT_MODEL
 from app.api.tokenising import TokenizeRequest, Tokens, Warmed, WarmRequest
 from app.api.usage import ResponseUsage, Timings

@@ -13,7 +13,8 @@ from app.api.items import item_of, items_of
 from app.api.keys import Caller
 from app.api.messages import check_text
 from app.api.plans import Plan, Plans
-from app.api.responses import ConversationRef, ResponseJob, cut_off_json
+from app.api.response_shapes import ConversationRef
+from app.api.responses import ResponseJob, cut_off_json
 from app.api.service import Api
 from app.message_text import title_of
 from app.turn_records import Outcome, history_of, outcome_of

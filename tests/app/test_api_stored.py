@@ -366,11 +366,14 @@ async def test_cut_off_by_a_crash_is_a_failed_response(
     assert read.status == "failed"
     assert read.error is not None
     assert read.output_text == "Half an ans"
-    assert read.output[0].status == "incomplete"
+    [item] = read.output
+    assert item.type == "message"
+    assert item.status == "incomplete"
     assert read.usage is not None
     assert read.usage.input_tokens == len(path_ids(turn.submit))
     assert read.usage.output_tokens == len("Half an ans")
-    assert read.usage.input_tokens_details.cached_tokens is None, "unknown is not 0"
+    told = read.usage.input_tokens_details.to_dict()
+    assert told["cached_tokens"] is None, "unknown is not 0"
     await stream.close()
     fake_engine.auto = "Yes."
     again = await client.responses.create(

@@ -14,7 +14,8 @@ from app.api.conversations import Deleted
 from app.api.errors import not_found
 from app.api.items import message_json
 from app.api.requests import ApiRequest
-from app.api.responses import ResponseJob, ResponseRequest
+from app.api.response_shapes import ResponseRequest
+from app.api.responses import ResponseJob
 from app.api.sse import ApiStream, ClientGone, while_connected
 from app.api.stored import StoredChats
 from app.routes.v1.common import (
