@@ -144,6 +144,7 @@ class Database:
     async def _commit(self, db: AsyncConnection, batch: list[_Job]) -> None:
         """Run transactions under one commit; whatever happens, each gets its result or error."""
         results: list[tuple[_Job, Any]] = []
+        failures: list[tuple[_Job, Exception]] = []
         refusal: OperationalError | None = None  # what SQLite said before its savepoint was gone
         try:
             async with db.begin():
@@ -160,7 +161,7 @@ class Database:
                         if not (await _driver(db)).in_transaction:
                             raise
                         refusal = None
-                        _fail(job, error)
+                        failures.append((job, error))
                     else:
                         results.append((job, value))
         except Exception as error:
@@ -168,6 +169,9 @@ class Database:
             for job in batch:
                 _fail(job, refusal or error)
             return
+        # Not before the commit: what made one fail may be the other's work, to be seen by then.
+        for job, failure in failures:
+            _fail(job, failure)
         if self._truncate_due or any(job.truncate_wal for job, _ in results):
             await self._truncate_wal(db)
         for job, value in results:

@@ -220,3 +220,21 @@ async def test_awaited_writes_survive_sigkill(db_path: Path) -> None:
             assert await repository.get_setting(f"key {number}") == "value"
     finally:
         await database.close()
+
+
+async def test_a_failure_is_told_when_what_it_rests_on_is_committed(database: Database) -> None:
+    """Of two that share a commit, the second fails for what the first did, and its caller looks."""
+
+    async def fails_as_the_key_is_there(db: AsyncConnection) -> None:
+        assert await db.scalar(text("SELECT count(*) FROM setting WHERE key = 'first'")) == 1
+        raise LookupError
+
+    async def look_after_failing() -> set[str]:
+        with pytest.raises(LookupError):
+            await database.write(fails_as_the_key_is_there)
+        return await _keys(database)
+
+    for _ in range(20):
+        _, seen = await asyncio.gather(database.write(_storing("first")), look_after_failing())
+        assert "first" in seen
+        await database.write(lambda db: db.execute(text("DELETE FROM setting")))
