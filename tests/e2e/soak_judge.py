@@ -17,6 +17,7 @@ from tests.e2e.soak_clients import World
 
 EOS = 2
 PAGE = 64
+WARM_S = 120
 TIE = 5e-3  # of logits: below it either choice is right
 # What a killed server's engine says when it ends after it, and what the test's own kill causes.
 EXPECTED = re.compile(
@@ -61,7 +62,7 @@ def judge_messages(database: Path, world: World, verdict: Verdict) -> None:
             verdict.wrong.append(f"answer {message} had ended and is interrupted")
 
 
-def judge_answers(database: Path, model_dir: Path, max_tokens: int, verdict: Verdict) -> None:
+def judge_answers(database: Path, model_dir: Path, verdict: Verdict) -> None:
     """Each stored id is the choice of transformers after the stored ids before it (fp32, greedy).
 
     That is `generate`, one forward pass a branch; a choice between near ties may fall either way.
@@ -86,7 +87,7 @@ def judge_answers(database: Path, model_dir: Path, max_tokens: int, verdict: Ver
             path.insert(0, rows[path[0]["parent_id"]])
         if all(row["role"] == "user" or row["id"] in judged for row in path):
             continue
-        _judge_path(model, prefixes[path[0]["chat_id"]], path, max_tokens, judged, verdict)
+        _judge_path(model, prefixes[path[0]["chat_id"]], path, judged, verdict)
 
 
 @torch.inference_mode()
@@ -94,7 +95,6 @@ def _judge_path(
     model: Any,
     prefix: list[int],
     path: list[dict[str, Any]],
-    max_tokens: int,
     judged: set[str],
     verdict: Verdict,
 ) -> None:
@@ -111,8 +111,6 @@ def _judge_path(
         verdict.counts["answers judged"] += 1
         verdict.counts["tokens judged"] += len(own)
         expected = [*own, EOS] if row["finish_reason"] == "eos" else own
-        if row["finish_reason"] == "length" and len(own) % max_tokens:
-            verdict.wrong.append(f"answer {row['id']} has {len(own)} tokens, cut off by length")
         for at, token in enumerate(expected, start - 1):
             best = torch.topk(logits[at], 2)
             if int(best.indices[0]) == token:
@@ -152,8 +150,11 @@ def judge_pages(database: Path, total: int, free: int, verdict: Verdict) -> None
 
 
 def judge_memory(samples: list[tuple[float, float]], verdict: Verdict) -> None:
-    """Resident bytes of both processes over one life: flat once it has warmed up."""
-    if len(samples) < 60:
+    """Resident bytes of both processes over one life: flat once it has warmed up.
+
+    Samples are a second apart; a short life is all warming up and is not judged.
+    """
+    if len(samples) < WARM_S:
         return
     part = len(samples) // 3
     early = sorted(sum(one) for one in samples[part : part + part // 2])
@@ -161,7 +162,7 @@ def judge_memory(samples: list[tuple[float, float]], verdict: Verdict) -> None:
     before, after = early[len(early) // 2] / 2**20, late[len(late) // 2] / 2**20
     verdict.counts["memory early, MiB"] = round(before)
     verdict.counts["memory late, MiB"] = round(after)
-    if after > 1.05 * before + 16:
+    if after > 1.1 * before + 32:
         verdict.wrong.append(f"memory grew from {before:.0f} to {after:.0f} MiB")
 
 
