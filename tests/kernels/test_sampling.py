@@ -20,6 +20,7 @@ RULES = [
     SamplingParams(temperature=0.3, top_p=0.0, seed=5),
     SamplingParams(temperature=1.0, top_p=0.7, top_k=50, seed=6),
     SamplingParams(temperature=2.0, top_p=1.0, top_k=5000, seed=7),
+    SamplingParams(temperature=2.0, top_p=1.0, top_k=3, seed=10),
     SamplingParams(temperature=1.0, top_p=1.0, min_p=0.02, seed=8),
     SamplingParams(temperature=1.0, top_p=0.99, top_k=100, min_p=0.1, seed=9),
     SamplingParams(temperature=0.0),
@@ -39,14 +40,15 @@ def logits_of(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("size", [100, 4096, 49152])
 def test_tokens_are_those_of_a_row_by_row_sampler(size: int, dtype: torch.dtype) -> None:
     logits = logits_of(len(RULES), size, dtype)
+    different = 0
     for shift in range(len(RULES)):
         params = RULES[shift:] + RULES[:shift]
         positions = [17 * shift + i for i in range(len(params))]
         none = [None] * len(params)
         expected = sample_reference(logits, params, positions, none, [3] * len(params))
         tokens = sample(logits, params, positions, none, [3] * len(params))
-        # fp32 weights may move an edge by their last bit
-        assert (tokens != expected).sum() <= (1 if size > 1000 else 0)
+        different += int((tokens != expected).sum())
+    assert different <= 1  # of 121: fp32 weights may move an edge by their last bit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
