@@ -1,5 +1,7 @@
 """What people run, bf16 on the real model: a restore costs no more than a change of batch does.
 
+For each format of the weights that a server may choose.
+
 The measure is the KL divergence of next-token distributions from those of a never evicted chat,
 beside the divergence that batching alone causes (other GEMM shapes round otherwise).
 """
@@ -112,16 +114,30 @@ def divergence(reference: list[Tensor], other: list[Tensor]) -> float:
     return statistics.mean(values)
 
 
-@pytest.mark.parametrize("method", ["hidden", "kv", "recompute"])
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        ("hidden", "bf16"),
+        ("kv", "bf16"),
+        ("recompute", "bf16"),
+        ("hidden", "int8"),
+        ("hidden", "int4"),
+    ],
+)
 def test_restoring_costs_no_more_than_batching(
     factory: HarnessFactory,
     embedded_model: Path,
     logits: list[Tensor],
     tmp_path: Path,
     method: str,
+    weights: str,
 ) -> None:
     harness = factory(
-        disk=tmp_path, dtype="bf16", checkpoint_method=method, kv_memory_bytes=512 << 20
+        disk=tmp_path,
+        dtype="bf16",
+        weights=weights,
+        checkpoint_method=method,
+        kv_memory_bytes=512 << 20,
     )
     tokenizer = ChatTokenizer(embedded_model)
     talk = Talk(harness, tokenizer)
@@ -138,7 +154,11 @@ def test_restoring_costs_no_more_than_batching(
     factory.close(harness)
 
     harness = factory(
-        disk=tmp_path, dtype="bf16", checkpoint_method=method, kv_memory_bytes=512 << 20
+        disk=tmp_path,
+        dtype="bf16",
+        weights=weights,
+        checkpoint_method=method,
+        kv_memory_bytes=512 << 20,
     )
     logits.clear()
     talk.probe(harness, chats, together=False)
