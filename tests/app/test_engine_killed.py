@@ -16,6 +16,7 @@ import pytest
 import engine.client
 from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.errors import EngineUnavailable
 from engine.messages import Delta, Done, FromEngine, SamplingParams, Status, Submit
 from engine.turn_stream import TurnStream
 from sessions.chunks import check
@@ -150,3 +151,29 @@ async def test_killed_in_a_save_and_in_a_restore(
 
     await killable.client.close()
     assert check([tmp_path / "chunks"]).problems == []
+
+
+async def test_weights_that_cannot_be_read_when_the_engine_is_started_again(
+    killable: Killable, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told in the log and to who asks, tried again, and back as soon as they can be read."""
+    weights = model / "model.safetensors"
+    away = weights.rename(weights.with_suffix(".away"))
+    pid = killable.client.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(LIMIT_S):
+        while "could not be started again" not in caplog.text:
+            await asyncio.sleep(0.05)
+    assert "safetensors" in caplog.text
+    with pytest.raises(EngineUnavailable):
+        killable.client.reserve()
+    with pytest.raises(EngineUnavailable):
+        await killable.client.stats()
+    away.rename(weights)
+    async with asyncio.timeout(LIMIT_S):
+        while not killable.client.alive:
+            await asyncio.sleep(0.05)
+    asked = random_ids(50, 9)
+    ids, _ = await killable.answer("chat", [], asked)
+    assert ids == Oracle(model).greedy(asked, ANSWER)
