@@ -188,7 +188,7 @@ def test_times_are_in_the_zone_of_the_reader(new_context: Contexts) -> None:
     begin(page, f"{REPEAT}what time is it")
     expect(page.locator(DONE)).to_have_count(1)
     page.goto(f"{page.url}/latency")
-    time = page.locator("td time").first
+    time = page.locator(".turn__time").first
     utc = time.get_attribute("datetime")
     here = page.evaluate(
         """(utc) => new Intl.DateTimeFormat("en-GB", {dateStyle: "medium", timeStyle: "medium",
@@ -202,7 +202,7 @@ def test_times_are_in_the_zone_of_the_reader(new_context: Contexts) -> None:
     bare.goto(page.url)
     expect(bare.locator("th", has_text="Started")).to_have_text("Started (UTC)")
     assert utc is not None
-    expect(bare.locator("td time").first).to_have_text(utc[:19].replace("T", " "))
+    expect(bare.locator(".turn__time").first).to_have_text(utc[:19].replace("T", " "))
 
 
 SHIFTS = """
