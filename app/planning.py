@@ -130,6 +130,9 @@ def profile_lines(found: Measured) -> list[str]:
         f"attention   {compute.pair_flops_per_s / 1e9:.0f} GFLOP/s over earlier tokens",
         f"page copies {compute.copy_bytes_per_s / 1e9:.1f} GB/s",
     ]
+    if compute.code_s:
+        rates = ", ".join(f"{name} {1e-9 / each:.1f}" for name, each in compute.code_s.items())
+        lines.append(f"coded       {rates} billion numbers a second")
     if compute.host_to_device_bytes_per_s is not None:
         lines.append(f"to device   {compute.host_to_device_bytes_per_s / 1e9:.1f} GB/s")
     quiet = min(compute.undisturbed, found.attention.undisturbed)
@@ -193,11 +196,12 @@ def plan_lines(found: Measured, question: Question) -> list[str]:
         "recompute": make_plan(costs, layers, 0, ""),
     }
     speed = "given" if question.disk_mbps is not None else "as measured"
+    stored = "" if question.bits == 16 else f", stored in {question.bits} bits"
     behind = f" behind {question.prefix} shared ones" if question.prefix else ""
     lines = [
         f"{name}: {_shape_line(shape)}, {machine.dtype_name(found.config.dtype)}",
-        f"{question.tokens} tokens of a chat{behind}; disk {disk.bytes_per_s / 1e6:.0f} MB/s, "
-        f"{speed}; compute {source}",
+        f"{question.tokens} tokens of a chat{behind}{stored}; "
+        f"disk {disk.bytes_per_s / 1e6:.0f} MB/s, {speed}; compute {source}",
         "",
     ]
     head = ["", "layers", "predicted", "reads", "compute", "bytes/token", "total"]

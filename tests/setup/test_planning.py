@@ -23,6 +23,7 @@ COMPUTE = ComputeCosts(
     gemm_flops_per_s=400e9,
     pair_flops_per_s=100e9,
     copy_bytes_per_s=12e9,
+    code_s={"hidden8": 0.25e-9, "hidden6": 0.6e-9, "kv8": 0.4e-9},
 )
 ATTENTION = AttentionCosts(
     rows=(2, 32),
@@ -124,3 +125,16 @@ def test_measuring_in_a_process_of_its_own(tmp_path: Path, embedded_model: Path)
     assert "MB/s cold" in result.stdout
     again = run("profile", *options)
     assert "measuring" not in again.stderr
+
+
+def test_plans_of_coded_checkpoints(given: list[str]) -> None:
+    """The same question in 16 and 8 bits: about half the bytes, and half the reads."""
+    ask = ("plan", *given, "--disk-mbps=125", "--tokens=2600")
+    exact, coded = run(*ask), run(*ask, "--checkpoint-bits=8")
+    assert "stored in 8 bits" in coded.stdout
+    assert "stored in" not in exact.stdout
+    each = {
+        name: [int(line.split()[-3]) for line in text.splitlines() if line.startswith("kv ")]
+        for name, text in (("exact", exact.stdout), ("coded", coded.stdout))
+    }
+    assert each == {"exact": [30 * 768], "coded": [30 * 2 * 3 * 66]}
