@@ -19,7 +19,7 @@ import numba.core.config as numba_config
 _config: Any = numba_config  # its settings are made at run time
 _PREFIX = "compiled-"
 # what compiled code is made of: functions, vector code, and the constants that they take over
-COMPILED = ("*_cpu.py", "*_tile.py", "*_ir.py", "parallel.py", "spans.py")
+COMPILED = ("*_cpu.py", "*_tile.py", "*_ir.py", "*_rows.py", "parallel.py", "spans.py")
 
 
 def _sources_digest() -> str:
