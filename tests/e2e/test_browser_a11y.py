@@ -196,13 +196,11 @@ def test_times_are_in_the_zone_of_the_reader(new_context: Contexts) -> None:
         utc,
     )
     expect(time).to_have_text(here)
-    expect(page.locator("th", has_text="Started")).to_have_text("Started")
     plain, _ = new_context(java_script_enabled=False, storage_state=context.storage_state())
     bare = plain.new_page()
     bare.goto(page.url)
-    expect(bare.locator("th", has_text="Started")).to_have_text("Started (UTC)")
     assert utc is not None
-    expect(bare.locator(".turn__time").first).to_have_text(utc[:19].replace("T", " "))
+    expect(bare.locator(".turn__time").first).to_have_text(utc[:19].replace("T", " ") + " UTC")
 
 
 SHIFTS = """
