@@ -122,6 +122,7 @@ def divergence(reference: list[Tensor], other: list[Tensor]) -> float:
         ("recompute", "bf16"),
         ("hidden", "int8"),
         ("hidden", "int4"),
+        ("recompute", "int4"),
     ],
 )
 def test_restoring_costs_no_more_than_batching(
