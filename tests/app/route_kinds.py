@@ -1,4 +1,4 @@
-"""Every route of the application, and who may use it: a new one fails the tests until it is here."""
+"""Every route of the application, and who may use it: a new one fails the tests until it is in."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.watch import NEVER_SAMPLED, endless_model
+from benchmarks.endless import NEVER_SAMPLED, endless_model
 from engine.model.model_config import read_model_config
 
 ROOT = Path(__file__).parents[2]

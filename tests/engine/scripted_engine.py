@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -173,7 +174,9 @@ class ScriptedEngine:
             self._emit(Done(request_id=request_id, finish=finish, stats=stats))
 
     def _stats(self) -> EngineStats:
-        counts = {one.name: 0 for one in msgspec.structs.fields(EngineStats) if one.required}
+        counts: dict[str, Any] = {
+            one.name: 0 for one in msgspec.structs.fields(EngineStats) if one.required
+        }
         counts |= {"running": len(self._running), "steps": self._steps}
         counts |= {"resident_chats": self._warmed}
         return EngineStats(**counts)

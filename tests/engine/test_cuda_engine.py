@@ -153,7 +153,7 @@ def test_memory_for_kv(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 20 << 30))
     weights = load_weights(tiny_model, geometry, torch.float32, 64)
     one = weights.layers[0]
-    parts = [one.qkv, one.o, one.gate_up, one.down]
+    parts: list[Any] = [one.qkv, one.o, one.gate_up, one.down]
     each = sum(p.in_features * p.out_features for p in parts) + 2 * geometry.hidden_size
     rest = 2 * geometry.vocab_size * geometry.hidden_size + geometry.hidden_size
     num_bytes = 4 * (geometry.num_layers * each + rest)

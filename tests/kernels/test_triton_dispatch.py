@@ -108,7 +108,7 @@ def test_restored_keys_and_values(place: Place, has_k_norm: bool) -> None:
         _moved(torch.zeros(128, kv_heads, dim, dtype=place.dtype), place) for _ in range(2)
     )
     kv.restore_kv(
-        _moved(hidden, place), _moved(norm, place), 1e-5, Projection(),  # type: ignore[arg-type]  # any callable
+        _moved(hidden, place), _moved(norm, place), 1e-5, Projection(),
         _moved(table, place), _moved(positions, place), _moved(slots, place), k_cache, v_cache,
         None if k_norm is None else _moved(k_norm, place),
     )  # fmt: skip
