@@ -20,7 +20,7 @@ run: setup
 
 test: python
 	@$(PYTHON) -m app.bootstrap --dev --browser
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 check: python
 	@$(PYTHON) -m app.bootstrap --dev --tools-only
