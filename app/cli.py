@@ -53,6 +53,7 @@ def serve(migrate: bool, **options: Any) -> None:
     """Serve until interrupted."""
     settings = load(options)
     from app.server import AddressUnusable, run_server
+    from app.tracing import TracesUnavailable
 
     with _locked(settings):
         try:
@@ -61,7 +62,7 @@ def serve(migrate: bool, **options: Any) -> None:
             require_current(settings.database_path)
             expire_backups(settings.backup_dir)
             run_server(settings)
-        except (AddressUnusable, SessionsError, EngineError) as error:
+        except (AddressUnusable, SessionsError, EngineError, TracesUnavailable) as error:
             raise click.ClickException(str(error)) from error
 
 

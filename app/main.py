@@ -36,6 +36,7 @@ from app.services import Services, provide_services, stamp_receipt
 from app.settings import Settings
 from app.streams import TurnHub
 from app.submissions import Submissions
+from app.tracing import tracing
 from app.upkeep import Upkeep
 from app.views import Views
 from engine.client import DEFAULT_COMMAND, Engine, EngineClient
@@ -83,7 +84,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
                 public_url=settings.public_url,
                 trusted_proxies=settings.trusted_proxies,
                 accounts_required=settings.accounts_required,
-            )
+            ),
+            *tracing(settings.otlp_endpoint),
         ],
         lifespan=[lifespan],
         before_send=[keep_versioned_assets, add_request_id],

@@ -206,6 +206,7 @@ class _Now(Collector):
             ("prefix_nodes", "Shared prefixes in memory", found.prefix_nodes),
             ("checkpoint_disk_bytes", "Bytes of all checkpoints on disk", found.disk_bytes),
             ("checkpoint_disk_cap_bytes", "What they may take", found.disk_cap_bytes),
+            ("host_cache_bytes", "Bytes of chats kept in host memory", found.host_cache_bytes),
             ("engine_last_step_age_seconds", "Since the engine's loop came round",
              found.last_step_age_ms / 1e3),
         ):  # fmt: skip
@@ -225,6 +226,10 @@ class _Now(Collector):
              found.stripes_dropped),
             ("checkpoint_stripes_rejected", "Stripes missing, foreign or corrupt",
              found.stripes_rejected),
+            ("checkpoint_write_refusals", "Writes of checkpoints that the system did not take",
+             found.write_refusals),
+            ("host_cache_tokens_restored", "Tokens that came back from host memory",
+             found.tokens_from_memory),
         ):  # fmt: skip
             yield CounterMetricFamily(f"{PREFIX}_{name}", text, value=number)
 

@@ -40,6 +40,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 _SHAPES = {
     "public_url": "`https://` or `http://`, a host, maybe a port, nothing after it",
+    "otlp_endpoint": "`http://` or `https://`, a host, maybe a port, nothing after it",
     "trusted_proxies": "addresses or networks, separated by commas",
 }
 
@@ -181,8 +182,13 @@ class Settings(BaseSettings):
     log_format: LogFormat = Field(
         default="console", description="lines for people, or one JSON object a line"
     )
+    otlp_endpoint: str = Field(
+        default="",
+        description="where OpenTelemetry traces of requests go (OTLP over HTTP); "
+        "needs the extra `otel`",
+    )
 
-    @field_validator("public_url")
+    @field_validator("public_url", "otlp_endpoint")
     @classmethod
     def _is_address(cls, value: str) -> str:
         return PublicAddress.parse(value).origin if value else value

@@ -138,6 +138,14 @@ class ThrottledStore:
         return self._inner.stripes_dropped
 
     @property
+    def write_refusals(self) -> int:
+        return self._inner.write_refusals
+
+    @property
+    def write_trouble(self) -> str:
+        return self._inner.write_trouble
+
+    @property
     def bytes_used(self) -> int:
         return self._inner.bytes_used
 

@@ -186,6 +186,8 @@ class Engine:
             stripes_dropped=(recorder.stripes_dropped if recorder is not None else 0)
             + (store.stripes_dropped if store is not None else 0),
             stripes_rejected=count["rejected"],
+            write_refusals=store.write_refusals if store is not None else 0,
+            write_trouble=store.write_trouble if store is not None else "",
             disk_bytes=store.bytes_used if store is not None else 0,
             disk_cap_bytes=store.bytes_cap if store is not None else 0,
             host_cache_bytes=store.bytes_held if isinstance(store, HostTier) else 0,

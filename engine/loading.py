@@ -142,6 +142,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
         model_name=config.model_name,
         family=geometry.family.name,
         dtype=CODING[dtype],
+        weights=format,
         num_layers=geometry.num_layers,
         context_length=context_length,
         vocab_size=geometry.vocab_size,

@@ -110,7 +110,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     model_name: str
     family: str
-    dtype: str
+    dtype: str  # of activations and K/V
+    weights: str  # format of the weights: "fp32", "bf16", "int8" or "int4"
     num_layers: int
     context_length: int
     vocab_size: int
@@ -243,10 +244,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     stripes_written: int
     stripes_dropped: int
     stripes_rejected: int  # missing, foreign or corrupt
+    write_refusals: int  # writes of checkpoints that the system did not take
     disk_bytes: int
     disk_cap_bytes: int
     last_step_age_ms: float  # time since the engine's loop last came round
     prefixes: tuple[PrefixUse, ...] = ()
+    write_trouble: str = ""  # why the last write of a checkpoint was refused; empty: it was taken
     host_cache_bytes: int = 0  # held in memory of chats that left the KV cache
     tokens_from_memory: int = 0  # of tokens_restored: from there, not from disk
 

@@ -71,6 +71,7 @@ def _told(stats: EngineStats) -> dict[str, Any]:
         "waiting": stats.waiting,
         "checkpoints_dropped": stats.stripes_dropped,
         "checkpoints_rejected": stats.stripes_rejected,
+        "checkpoint_trouble": stats.write_trouble or None,
     }
 
 

@@ -127,6 +127,10 @@ class ChunkStore(Protocol):
     @property
     def stripes_dropped(self) -> int: ...  # failed to be written, for want of space or by error
     @property
+    def write_refusals(self) -> int: ...  # writes that the system did not take
+    @property
+    def write_trouble(self) -> str: ...  # why the last one was not; empty once one is taken
+    @property
     def bytes_used(self) -> int: ...
     @property
     def bytes_cap(self) -> int: ...

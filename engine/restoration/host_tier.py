@@ -200,6 +200,14 @@ class HostTier:
         return self._store.stripes_dropped
 
     @property
+    def write_refusals(self) -> int:
+        return self._store.write_refusals
+
+    @property
+    def write_trouble(self) -> str:
+        return self._store.write_trouble
+
+    @property
     def bytes_used(self) -> int:
         return self._store.bytes_used
 

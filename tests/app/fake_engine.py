@@ -7,6 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from engine.errors import EngineUnavailable
 from engine.messages import (
@@ -156,6 +159,7 @@ class FakeEngine:
     collected: list[list[str]] = field(default_factory=list)
     step_age_ms: float = 3.0
     stats_hang: bool = False
+    write_trouble: str = ""
     prefixes: list[PrefixUse] = field(default_factory=list)
     closed: bool = False
     _submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -166,6 +170,7 @@ class FakeEngine:
             model_name="fake",
             family="llama",
             dtype="fp32",
+            weights="fp32",
             num_layers=2,
             context_length=self.context_length,
             vocab_size=258,
@@ -231,11 +236,11 @@ class FakeEngine:
             raise EngineUnavailable("the engine is not running")
         if self.stats_hang:
             await asyncio.Event().wait()
-        names = EngineStats.__struct_fields__
-        zeros = {name: 0 for name in names if name not in ("last_step_age_ms", "prefixes")}
-        return EngineStats(
-            **zeros, last_step_age_ms=self.step_age_ms, prefixes=tuple(self.prefixes)
-        )
+        zeros: dict[str, Any] = {
+            field.name: 0 for field in msgspec.structs.fields(EngineStats) if field.required
+        }
+        zeros |= {"last_step_age_ms": self.step_age_ms, "prefixes": tuple(self.prefixes)}
+        return EngineStats(**zeros, write_trouble=self.write_trouble)
 
     def on_death(self, callback: Callable[[], None]) -> None:
         pass

@@ -133,3 +133,11 @@ async def test_only_operators_read_figures_and_latency(public: Server) -> None:
             assert response.status_code == status, given
         for path in ("/healthz", "/health", "/readyz"):
             assert (await nobody.get(path)).status_code == 200, path
+
+
+async def test_a_disk_that_takes_no_checkpoints_is_told(browser: Browser, server: Server) -> None:
+    assert (await browser.get("/health")).json()["checkpoint_trouble"] is None
+    server.engine.write_trouble = "No space left on device"
+    told = await browser.get("/health")
+    assert told.status_code == 200  # chats are answered all the same
+    assert told.json()["checkpoint_trouble"] == "No space left on device"

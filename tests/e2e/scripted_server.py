@@ -89,7 +89,7 @@ class ScriptedEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     info = EngineInfo(
-        model_name="scripted", family="llama", dtype="fp32", num_layers=2, context_length=8192,
+        model_name="scripted", family="llama", dtype="fp32", weights="fp32", num_layers=2, context_length=8192,
         vocab_size=49152, page_size=64, num_pages=100, bytes_per_token_kv=1536,
         bytes_per_token_checkpoint=1536, checkpoint_method="kv",
         checkpoint_reason="Scripted answers need none.", fingerprint="scripted", load_ms=1.0,
@@ -172,7 +172,7 @@ class ScriptedEngine:
             running=len(self._tasks), waiting=0, restoring=0, resident_chats=1, prefix_nodes=1,
             pages_total=100, pages_free=80, steps=10, tokens_decoded=100, tokens_prefilled=50,
             tokens_restored=30, tokens_recomputed=0, prefix_tokens_shared=1000, preemptions=0,
-            evictions=0, stripes_written=1, stripes_dropped=0, stripes_rejected=0,
+            evictions=0, stripes_written=1, stripes_dropped=0, stripes_rejected=0, write_refusals=0,
             disk_bytes=1 << 20, disk_cap_bytes=1 << 30, last_step_age_ms=1.0,
             prefixes=self._prefixes(),
         )  # fmt: skip

@@ -39,6 +39,7 @@ INFO = EngineInfo(
     model_name="scripted",
     family="llama",
     dtype="fp32",
+    weights="fp32",
     num_layers=1,
     context_length=100,
     vocab_size=256,
