@@ -9,6 +9,9 @@ from benchmarks.machine import Peak
 from benchmarks.report import Row, floor_shares
 from engine.model.model_config import ModelConfig
 
+EIGHT_BIT_GAIN = 2.0  # of dot products in 8 bits over those in bf16
+MIN_WIDE_BYTES = 2.0  # of a weight that is multiplied in bf16 or fp32
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -34,8 +37,9 @@ class Comparison:
     ) -> Row:
         """The contract's row, with each side's share of its floor.
 
-        Ours reads the prefix once, theirs once a row. Flops of both are held against the peak of
-        our dtype, which a side that multiplies in 8 bits may exceed.
+        Ours reads the prefix once, theirs once a row. Flops are held against the GEMM peak of our
+        dtype; products with weights of at most 8 bits against twice that, as 8-bit dot products
+        take twice as many numbers an instruction.
         """
 
         def floor_s(precision: Precision, shared: bool) -> float:
@@ -48,6 +52,7 @@ class Comparison:
                 suffix=self.suffix,
                 shared=shared,
                 kv_item_bytes=precision.kv_bytes,
+                weight_gain=EIGHT_BIT_GAIN if precision.weight_bytes < MIN_WIDE_BYTES else 1.0,
             )
 
         return {

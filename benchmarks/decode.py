@@ -41,7 +41,7 @@ from benchmarks.decode_sizes import FULL, QUICK, Sizes
 from benchmarks.decoding import Decoding, Side
 from benchmarks.engines import Engine
 from benchmarks.floors import kv_bytes_per_token
-from benchmarks.geometry import make_mha_model
+from benchmarks.geometry import MHA_DECODE_LAYERS, make_mha_model
 from benchmarks.machine import Peak
 from benchmarks.report import Options, Row, progress, run
 from benchmarks.texts import text_ids
@@ -300,7 +300,8 @@ def _mha(
     if not sizes.mha_batches:
         return []
     with tempfile.TemporaryDirectory() as parent:
-        benchmark = Benchmark(make_mha_model(Path(parent), options.model_dir), sizes, dtype, format)
+        model = make_mha_model(Path(parent), options.model_dir, layers=MHA_DECODE_LAYERS)
+        benchmark = Benchmark(model, sizes, dtype, format)
         benchmark.run_mha()
         return benchmark.rows(benchmark.shared_vs_unshared, peak)
 

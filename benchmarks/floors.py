@@ -31,10 +31,12 @@ def decode_floor_s(
     suffix: float,
     shared: bool,
     kv_item_bytes: float | None = None,
+    weight_gain: float = 1.0,
 ) -> float:
     """Seconds that one decode step of `batch` rows cannot go below.
 
     `item_bytes` of a weight, and of a number of the K/V unless `kv_item_bytes` differs.
+    `weight_gain`: how many times the GEMM peak products with weights may be made at.
 
     Every weight is read once, with `shared` the prefix's K/V once and else once a row (that its
     one copy may stay in a cache is a side's own merit, so a share may exceed 1), the suffixes'
@@ -45,7 +47,7 @@ def decode_floor_s(
     key_bytes = kv_bytes_per_token(config, 1) * (kv_item_bytes or item_bytes)
     num_bytes = weights * item_bytes + keys_read * key_bytes
     attention = 4.0 * config.num_layers * config.num_heads * config.head_dim * (prefix + suffix)
-    return peak.floor_s(num_bytes, batch * (2.0 * weights + attention))
+    return peak.floor_s(num_bytes, batch * (2.0 * weights / weight_gain + attention))
 
 
 @dataclass(frozen=True)

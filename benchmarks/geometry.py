@@ -13,7 +13,8 @@ from engine.model.families import FAMILIES
 from engine.model.model_config import ModelConfig, read_model_config, weight_shapes
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-MHA_LAYERS = 4  # of the 24 of SmolLM2-1.7B: the plan is made a layer at a time
+MHA_LAYERS = 4  # of the 24 of SmolLM2-1.7B: the plan of a restore is made a layer at a time
+MHA_DECODE_LAYERS = 12  # so that the head weighs about what it does in the whole model
 
 
 def make_mha_model(parent: Path, tokenizer_dir: Path, *, layers: int = MHA_LAYERS) -> Path:

@@ -125,7 +125,7 @@ def test_a_prefix_beyond_the_context_and_a_second_model(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
-    monkeypatch.setattr(decode, "make_mha_model", lambda parent, tokenizer_dir: other)
+    monkeypatch.setattr(decode, "make_mha_model", lambda parent, tokenizer_dir, layers: other)
     sizes = replace(
         TINY, batches=(2,), prefixes=(4200,), mha_batches=(1, 2), mha_prefixes=(64,), suffix=8
     )

@@ -131,6 +131,12 @@ def test_decode_floor_counts_the_prefix_once_or_once_a_row() -> None:
     sizes: Any = {"batch": 3, "prefix": 100, "suffix": 5}
     shared = decode_floor_s(config, 2, peak, shared=True, **sizes)
     unshared = decode_floor_s(config, 2, peak, shared=False, **sizes)
+    no_bytes = Peak(float("inf"), 1.0)
+    wide, narrow = (
+        decode_floor_s(config, 2, no_bytes, shared=True, weight_gain=gain, **sizes)
+        for gain in (1.0, 2.0)
+    )
+    assert wide / 2 < narrow < wide  # attention is not made faster by small weights
     assert shared == params * 2 + (100 + 15) * per_token
     assert unshared == params * 2 + (300 + 15) * per_token
 
