@@ -115,18 +115,21 @@ def interpreted() -> Iterator[None]:
             spans = DeviceSpans.of(spans, shape, q.device, INTERPRETED_PROGRAMS)
         triton_attention.span_attention(q, k_cache, v_cache, spans, scale, out, lse)
 
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype)
+    def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
         triton_elementwise.norm(x, None, weight, eps, out)
         return out
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype)
+    def add_rms_norm(
+        x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
+    ) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
         triton_elementwise.norm(x, residual, weight, eps, out)
         return out
 
-    def silu_mul(gate_up: Tensor) -> Tensor:
-        out = torch.empty((len(gate_up), gate_up.shape[1] // 2), dtype=gate_up.dtype)
+    def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = torch.empty((len(gate_up), gate_up.shape[1] // 2), dtype=gate_up.dtype)
         triton_elementwise.silu_mul(gate_up, out)
         return out
 

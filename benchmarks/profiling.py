@@ -13,6 +13,7 @@ from benchmarks.report import Refused
 from engine.config import EngineConfig
 from engine.model.geometry import ModelConfig
 from engine.profile.cache import ProfileCache
+from engine.profile.choice import choose_format
 from engine.profile.disk import DiskNotMeasured, measure_disk
 from engine.profile.machine import compute_key
 from engine.profile.record import ComputeCosts, DiskRead
@@ -53,7 +54,8 @@ def settle(config: EngineConfig, geometry: ModelConfig) -> float:
     However busy the machine was: the share of the measuring time that others left is returned.
     """
     cache = ProfileCache(Path(config.profile_path))
-    key = compute_key(config, geometry)
+    weights = choose_format(config, geometry, rotate=False)  # by the figures of the first engine
+    key = compute_key(msgspec.structs.replace(config, weights=weights), geometry)
     costs = cache.get(key, ComputeCosts)
     if costs is None:
         raise Refused(f"the measured profile could not be kept in {config.profile_path}")

@@ -17,19 +17,22 @@ class _Span:
     kind: SpanKind
     start: float  # seconds of the monotonic clock
     end: float
-    part: int  # what was brought in: spans of one part add up their layers, others their tokens
-    tokens: int
-    layers: int
+    parts: dict[int, tuple[int, int]]  # of what was brought in: its tokens, and layers of them
 
     def take(self, later: _Span) -> None:
-        """Become both; `later` begins after this one."""
+        """Become both; `later` begins after this one. Layers of one part add up."""
         self.end = max(self.end, later.end)
-        if later.part == self.part:
-            self.layers += later.layers
-        else:
-            self.part = later.part
-            self.tokens += later.tokens
-            self.layers = max(self.layers, later.layers)
+        for part, (tokens, layers) in later.parts.items():
+            _, before = self.parts.get(part, (0, 0))
+            self.parts[part] = (tokens, before + layers)
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for tokens, _ in self.parts.values())
+
+    @property
+    def layers(self) -> int:
+        return max(layers for _, layers in self.parts.values())
 
 
 class Timeline:
@@ -46,7 +49,7 @@ class Timeline:
         part: which tokens these are; the same number for the same ones. Spans of a kind begin in
         ascending order.
         """
-        span = _Span(kind, start, end, part, tokens, layers)
+        span = _Span(kind, start, end, {part: (tokens, layers)})
         last = next((one for one in reversed(self._spans) if one.kind == kind), None)
         if last is not None and start <= last.end + NEAR_S:
             last.take(span)

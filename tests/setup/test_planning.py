@@ -42,6 +42,7 @@ def run(*arguments: str) -> Result:
 def given(tmp_path: Path, embedded_model: Path) -> list[str]:
     """Options of a data directory whose profile is kept."""
     options = {"data_dir": str(tmp_path), "model": str(embedded_model), "dtype": "bf16"}
+    options["weights"] = "bf16"  # nothing to be measured before it is chosen
     settings: Settings = load_settings(options)
     config = settings.engine_config(embedded_model)
     geometry = read_model_config(embedded_model)
