@@ -101,6 +101,7 @@ async def killable(
         checkpoint_dirs=(str(tmp_path / "chunks"),),
         checkpoint_cap_bytes=1 << 30,
         num_threads=1,
+        prefill_chunk=16,  # a prompt takes long enough to be killed in the middle of it
     )
     client = await EngineClient.start(config)
     yield Killable(client)
@@ -111,7 +112,7 @@ async def test_killed_in_a_save_and_in_a_restore(
     killable: Killable, model: Path, tmp_path: Path
 ) -> None:
     oracle = Oracle(model)
-    first, other, new = random_ids(1500, 1), random_ids(300, 2), random_ids(9, 3)
+    first, other, new = random_ids(3500, 1), random_ids(300, 2), random_ids(9, 3)
 
     answered, _ = await killable.answer("other", [], other)
     other += answered
