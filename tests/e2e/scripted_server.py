@@ -89,7 +89,8 @@ class ScriptedEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     info = EngineInfo(
-        model_name="scripted", family="llama", dtype="fp32", weights="fp32", num_layers=2, context_length=8192,
+        model_name="scripted", family="llama", dtype="fp32", weights="fp32",
+        num_layers=2, context_length=8192,
         vocab_size=49152, page_size=64, num_pages=100, bytes_per_token_kv=1536,
         bytes_per_token_checkpoint=1536, checkpoint_method="kv",
         checkpoint_reason="Scripted answers need none.", fingerprint="scripted", load_ms=1.0,
