@@ -10,6 +10,9 @@ from app.rendering.markdown import normalise, parse_blocks, render_tokens
 
 # A CR at the very end may still become CRLF.
 _COMPLETE_LINE_END = re.compile(r"\r\n|\r(?=.)|\n", re.DOTALL)
+# A last line of which only marks are here: a "-" below a paragraph makes it a heading, until it
+# becomes the "- a" of a list; "#" is a larger heading than "##" will be.
+_MARKS_ONLY = re.compile(r"^[ \t>|:=#`~*+_-]*(?:[0-9]+[.)]?)?[ \t]*\Z", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -17,13 +20,14 @@ class BlockUpdate:
     """What one `feed` brought: blocks closed since the last one, and the open rest."""
 
     closed: tuple[str, ...]  # safe HTML, final
-    open: str  # safe HTML of everything after the closed blocks; "" when there is nothing
+    open: str  # safe HTML of what is after the closed blocks; "" when there is nothing
 
 
 class BlockRenderer:
     """Owns where the open part of one growing text begins; one caller at a time.
 
-    All closed blocks so far, followed by the open part, equal `render_markdown` of the text.
+    All closed blocks so far, followed by the open part, equal `render_markdown` of the text up to
+    a last line of nothing but marks, which waits for what makes its meaning known.
     The work of a `feed` depends on the length of the open part, not on that of the text.
     """
 
@@ -48,7 +52,7 @@ class BlockRenderer:
             )
         closed = self._close_blocks(full_text)
         self._num_closed += len(closed)
-        rest = normalise(full_text[self._open_from :])
+        rest = _MARKS_ONLY.sub("", normalise(full_text[self._open_from :]))
         opened = "".join(render_tokens(tokens) for _, tokens in parse_blocks(rest))
         return BlockUpdate(closed=closed, open=opened)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from app.rendering import BlockRenderer, FinishedHtml, render_blocks, render_markdown, render_plain
-from app.rendering.markdown import parse_blocks
+from app.rendering.markdown import normalise, parse_blocks
 
 PIECES = [
     "word", " ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", "\r", "# ", "## ", "- ", "* ", "+ ",
@@ -25,6 +25,16 @@ PIECES = [
     "[x]: http://y.z", "[x]", "<http://a.b>", "\x0b", "\u2028", "\0", "\U0001f600", "\u65e5",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+
+
+def without_marks(text: str) -> str:
+    """The text without a last line that has no letter yet, and no number that goes on."""
+    text = normalise(text)
+    start = text.rfind("\n") + 1
+    line = text[start:].strip(" \t")
+    number = re.search(r"[0-9]+[.)]?$", line)
+    marks = line[: number.start()] if number else line
+    return text[:start] if not set(marks) - set(" \t>|:=#`~*+_-") else text
 
 
 @given(texts, st.data())
@@ -45,7 +55,7 @@ def test_closed_and_open_add_up_to_the_whole(text: str, data: Any) -> None:
         closed += update.closed
         whole = render_blocks(text[:end])
         assert whole[: len(closed)] == tuple(closed)
-        assert update.open == "".join(whole[len(closed) :])
+        assert update.open == "".join(render_blocks(without_marks(text[:end]))[len(closed) :])
         assert renderer.num_closed == len(closed)
 
 
@@ -74,6 +84,27 @@ def test_an_unclosed_fence_is_code_already() -> None:
     assert update.closed == ("<p>Look:</p>\n",)
     assert '<span class="code-language">python</span>' in update.open
     assert '<span class="hl-n">x</span>' in update.open
+
+
+@pytest.mark.parametrize(
+    ("before", "marks", "after"),
+    [
+        ("- a point\n", "  -", " one below"),
+        ("A line\n", "=", "= b"),
+        ("A line\n\n", "#", "# a heading"),
+        ("A line\n\n", "``", "`python\n"),
+        ("1. one\n", "2", ". two"),
+        ("A line\n\n", "| --", " | b |"),
+    ],
+)
+def test_a_line_of_marks_waits_for_its_meaning(before: str, marks: str, after: str) -> None:
+    renderer = BlockRenderer()
+    first = renderer.feed(before)
+    held = renderer.feed(before + marks)
+    assert (held.closed, held.open) == ((), first.open)
+    last = renderer.feed(before + marks + after)
+    whole = render_markdown(before + marks + after)
+    assert "".join((*first.closed, *last.closed)) + last.open == whole
 
 
 def test_a_shorter_text_is_refused() -> None:
