@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +37,16 @@ from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.restorer import Restorer
 from engine.scheduler import Scheduler
 from kernels.coding import warm_up as warm_up_coding
+from kernels.prefix_choice import PrefixKernel, choose_prefix_kernel
 from kernels.quantised import warm_up as warm_up_quantised
 from kernels.threading import configure_torch
 from kernels.triton_spans import AttentionShape
 from kernels.warm_up import warm_up
 
 MIN_PAGES = 4
+PREFIX_TOKENS = 2048  # that the kernels for the prefix part are compared on
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -134,9 +139,12 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             recorder=recorder,
         )
 
-    runner = ModelRunner(weights, cache, recorder, gate, make_graphs if on_cuda else None)
     if on_cuda:
+        kernel = _prefix_kernel(config, geometry, dtype, device)
+        runner = ModelRunner(weights, cache, recorder, gate, make_graphs, kernel)
         runner.warm_up(num_pages)
+    else:
+        runner = ModelRunner(weights, cache, recorder, gate)
     restorer = Restorer(store, recorder, cache, LeadingLayers(runner.decoder, gate))
     info = EngineInfo(
         model_name=config.model_name,
@@ -188,3 +196,24 @@ def _gate(
     shape = AttentionShape(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype)
     shared, own = sharing_seconds(shape, device, ROWS, TOKENS)
     return SharingGate(AttentionCosts(rows=ROWS, tokens=TOKENS, shared_s=shared, own_s=own))
+
+
+def _prefix_kernel(
+    config: EngineConfig, geometry: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> PrefixKernel:
+    """Triton's or torch's, the faster for a chunk of a prompt behind a long shared prefix.
+
+    Captured decode steps always take Triton's: torch's has addresses and lengths as arguments, and
+    would have to be captured anew for each prefix.
+    """
+    shape = AttentionShape(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype)
+    choice = choose_prefix_kernel(shape, config.prefill_chunk, PREFIX_TOKENS, device)
+    other = "not for this dtype" if choice.torch_s is None else f"{choice.torch_s * 1e3:.3f} ms"
+    log.info(
+        "prefix attention, %d rows over %d keys: Triton %.3f ms, torch %s",
+        config.prefill_chunk,
+        PREFIX_TOKENS,
+        choice.triton_s * 1e3,
+        other,
+    )
+    return choice.kernel

@@ -17,6 +17,8 @@ from engine.memory.sequence import IdDigest, Sequence
 from engine.model.attention import Gate, StepAttention
 from engine.model.decoder import Decoder, Record
 from engine.model.weights import Weights
+from kernels.attention import prefix_attention
+from kernels.prefix_choice import PrefixKernel
 
 if TYPE_CHECKING:
     from engine.restoration.checkpoint import Recorder
@@ -32,8 +34,12 @@ class ModelRunner:
         recorder: Recorder | None,
         gate: Gate,
         make_graphs: Callable[[Decoder], DecodeGraphs] | None = None,
+        prefix_kernel: PrefixKernel = prefix_attention,
     ) -> None:
-        """make_graphs: for decode steps to run as captured graphs, with the same recorder."""
+        """make_graphs: for decode steps to run as captured graphs, with the same recorder.
+
+        prefix_kernel: for shared nodes in all steps that are not captured.
+        """
         self.decoder = Decoder(weights, cache)
         self.graphs = None if make_graphs is None else make_graphs(self.decoder)
         self.prefix_tokens_shared = 0
@@ -41,6 +47,7 @@ class ModelRunner:
         self._device = cache.kv.device
         self._recorder = recorder
         self._gate = gate
+        self._prefix_kernel = prefix_kernel
         self._attention: StepAttention | None = None  # of the last step
 
     def run(self, decode: Seq[Segment], prefill: Seq[Segment]) -> tuple[Batch, Tensor]:
@@ -59,7 +66,11 @@ class ModelRunner:
         attention = self._attention
         if attention is None or not attention.advance(batch):
             attention = self._attention = StepAttention(
-                batch, self._config.num_heads, self._config.head_dim, self._gate
+                batch,
+                self._config.num_heads,
+                self._config.head_dim,
+                self._gate,
+                self._prefix_kernel,
             )
         self.prefix_tokens_shared += attention.shared_tokens
         if recorder is None:

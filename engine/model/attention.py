@@ -14,6 +14,7 @@ from engine.batch import Batch, Segment
 from engine.memory.page_pool import PAGE_SIZE, pages_for
 from engine.memory.prefix_tree import PrefixNode
 from kernels.attention import decode_attention, merge_states, prefill_attention, prefix_attention
+from kernels.prefix_choice import PrefixKernel
 from kernels.spans import UNMASKED, Spans
 from kernels.triton_spans import AttentionShape, DeviceSpans
 
@@ -45,11 +46,19 @@ class StepAttention:
     or by each row as a part of its own keys. All states of a row are merged by their log-sum-exp.
 
     `decode` and `prefill` are the spans of either kind of rows, for state 0; `groups` those of the
-    shared nodes, for the states 1 to `levels`.
+    shared nodes, for the states 1 to `levels`. `prefix_kernel` computes those.
     """
 
-    def __init__(self, batch: Batch, num_heads: int, head_dim: int, gate: Gate) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        num_heads: int,
+        head_dim: int,
+        gate: Gate,
+        prefix_kernel: PrefixKernel = prefix_attention,
+    ) -> None:
         segments, decode = batch.segments, batch.num_decode
+        self._prefix_kernel = prefix_kernel
         self._scale = head_dim**-0.5
         readers = Counter(node for segment in segments for node in segment.path)
         shared = {node for node, count in readers.items() if gate.shares(len(node), count)}
@@ -119,7 +128,7 @@ class StepAttention:
         if prefill is not None:
             prefill_attention(q, k_cache, v_cache, prefill, scale, out, lse)
         if groups is not None:
-            prefix_attention(q, k_cache, v_cache, groups, scale, out, lse)
+            self._prefix_kernel(q, k_cache, v_cache, groups, scale, out, lse)
         merge_states(out, lse, result)
 
     def _spans(self, q: Tensor, k_cache: Tensor) -> Sequence[Spans | DeviceSpans | None]:

@@ -21,6 +21,8 @@ from engine.model.attention import FixedGate
 from engine.model.decoder import Decoder
 from engine.model.weights import Weights
 from engine.model_runner import ModelRunner
+from kernels.attention import prefix_attention
+from kernels.prefix_choice import PrefixKernel
 
 NUM_PAGES = 60
 MAX_CONTEXT = 512
@@ -46,7 +48,12 @@ class World:
     """Owns a cache full of NaN but for what was written, and the chats that run on it."""
 
     def __init__(
-        self, weights: Weights, share: bool, capture: Capture | None, max_rows: int = 16
+        self,
+        weights: Weights,
+        share: bool,
+        capture: Capture | None,
+        max_rows: int = 16,
+        prefix_kernel: PrefixKernel = prefix_attention,
     ) -> None:
         c, device = weights.config, weights.embedding.device
         self.cache = KVCache(
@@ -65,7 +72,8 @@ class World:
                     decoder, MAX_CONTEXT, NUM_PAGES, capture, max_rows=max_rows, programs=programs
                 )
 
-        self.runner = ModelRunner(weights, self.cache, None, FixedGate(share), make)
+        gate = FixedGate(share)
+        self.runner = ModelRunner(weights, self.cache, None, gate, make, prefix_kernel)
 
     def node(self, parent: PrefixNode | None, count: int, seed: int) -> PrefixNode:
         """A node of any length with its K/V; seed: of its ids."""

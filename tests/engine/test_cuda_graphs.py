@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from engine.cuda_graphs import (
     power_of_two,
     with_empty_rows,
 )
+from kernels.prefix_choice import prefix_attention_torch
 from kernels.spans import Spans
 from tests.engine.graph_world import World, tiny_weights
 
@@ -191,3 +193,26 @@ def test_shapes_are_rounded_up() -> None:
     assert padded.num_keys.tolist() == [100, 1, 0, 0]
     assert with_empty_rows(spans, 2, 2, range(1)) is spans
     assert np.array_equal(padded.pages, spans.pages)
+
+
+def test_the_prefix_kernel_of_steps_that_are_not_captured(place: Place) -> None:
+    """Prompts behind shared nodes and decode steps run by the kernel that was chosen."""
+    dtype = torch.float32 if place.device == "cpu" else torch.bfloat16
+    weights = tiny_weights(place.device, dtype)
+    calls = 0
+
+    def counted(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        prefix_attention_torch(*arguments)
+
+    # what follows a choice that rounding turned over says nothing
+    steps = 6 if dtype == torch.float32 else 1
+    chosen = _grow(World(weights, True, None, prefix_kernel=counted), steps, seed=7)
+    assert calls > 0
+    usual = _grow(World(weights, True, None), steps, seed=7)
+    for ours, expected in zip(chosen, usual, strict=True):
+        if dtype == torch.float32:
+            _assert_same(ours, expected)
+        else:
+            torch.testing.assert_close(ours, expected, rtol=0.1, atol=0.5)
