@@ -24,6 +24,7 @@ from engine.model.model_config import read_model_config
 from engine.model.sharing_gate import SharingGate
 from engine.model.weight_loading import load_weights
 from engine.profile.record import AttentionCosts
+from kernels.prefix_choice import PrefixChoice, prefix_attention_torch
 from kernels.triton_spans import AttentionShape
 from tests.engine.harness import Harness, HarnessFactory, random_ids
 
@@ -62,6 +63,8 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         loading, "load_weights", lambda *given, **how: load_weights(*given[:-1], **how)
     )
+    chosen = PrefixChoice(prefix_attention_torch, triton_s=2e-3, torch_s=1e-3)
+    monkeypatch.setattr(loading, "choose_prefix_kernel", lambda *sizes: chosen)
     monkeypatch.setattr(loading, "HostCopies", _LateCopies)
     monkeypatch.setattr(loading, "CudaCapture", lambda: lambda run: run)
     monkeypatch.setattr(loading, "DecodeGraphs", partial(DecodeGraphs, programs=6))
