@@ -27,6 +27,8 @@ Transaction = Callable[[AsyncConnection], Awaitable[T]]
 NUM_READERS = 4
 MAX_BATCH = 32  # transactions that share one commit, and so one fsync
 BUSY_TIMEOUT_MS = 30_000  # how long a write waits for another process
+SLOW_S = 2.0  # a commit that takes longer is told: somebody holds the database, or the disk is slow
+RESTART_DELAYS_S = (0.1, 1.0, 5.0, 30.0)  # of a writer that failed; the last one repeats
 # Cutting the log waits for readers while writers wait for it: briefly, and again later.
 TRUNCATE_TIMEOUT_MS = 1_000
 TRUNCATE_RETRY_S = 5.0
@@ -48,8 +50,15 @@ class Database:
         self._reader_engine = reader_engine
         self._jobs: asyncio.Queue[_Job | None] = asyncio.Queue()
         self._closed = False
+        self._closing = asyncio.Event()
         self._truncate_due = False
         self._writer: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the last commit was not stored, or what the present one waits for; "" when well."""
+        return self._trouble
 
     @classmethod
     async def open(cls, path: Path) -> Database:
@@ -101,6 +110,7 @@ class Database:
         """Finish what is queued and close every connection; calling it again does nothing."""
         if not self._closed:
             self._closed = True
+            self._closing.set()
             self._jobs.put_nowait(None)
         if self._writer is not None:
             await asyncio.wait([self._writer])
@@ -109,24 +119,45 @@ class Database:
         await self._writer_engine.dispose()
 
     async def _write_loop(self, ready: asyncio.Future[None]) -> None:
+        """Commit until the end; a failure costs its batch, and a new connection goes on."""
+        failures = 0
         batch: list[_Job] = []
         try:
-            async with self._writer_engine.connect() as db:
-                ready.set_result(None)
-                while batch := await self._next_batch():
-                    await self._commit(db, batch)
-                if self._truncate_due:
-                    await self._truncate_wal(db)
-        except Exception as error:
-            if ready.done():
-                raise
-            ready.set_exception(error)
+            while True:
+                try:
+                    async with self._writer_engine.connect() as db:
+                        if not ready.done():
+                            ready.set_result(None)
+                        while batch := await self._next_batch():
+                            await self._commit(db, batch)
+                            failures = 0
+                        if self._truncate_due:
+                            await self._truncate_wal(db)
+                        return
+                except (Exception, asyncio.CancelledError) as error:
+                    task = asyncio.current_task()
+                    if task is not None and task.cancelling():
+                        raise
+                    if not ready.done():
+                        ready.set_exception(error)
+                        return
+                    self._trouble = f"the writer failed: {type(error).__name__}"
+                    logger.exception("the database's writer failed and begins anew")
+                    for job in batch:
+                        _fail(job, NotStored(self._trouble))
+                    batch = []
+                    if self._closed:
+                        return
+                delay = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
+                failures += 1
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), delay)
         finally:
             self._closed = True
             while not self._jobs.empty():
-                job = self._jobs.get_nowait()
-                if job is not None:
-                    batch.append(job)
+                left = self._jobs.get_nowait()
+                if left is not None:
+                    batch.append(left)
             for job in batch:
                 _fail(job, DatabaseClosed(f"{self.path} was closed before the commit"))
 
@@ -146,6 +177,7 @@ class Database:
         results: list[tuple[_Job, Any]] = []
         failures: list[tuple[_Job, Exception]] = []
         refusal: OperationalError | None = None  # what SQLite said before its savepoint was gone
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._note_wait, len(batch))
         try:
             async with db.begin():
                 for job in batch:
@@ -166,20 +198,37 @@ class Database:
                         results.append((job, value))
         except Exception as error:
             logger.exception("a database commit of %d transactions failed", len(batch))
+            self._trouble = _reason(refusal or error)
             for job in batch:
-                _fail(job, refusal or error)
+                _fail(job, NotStored(self._trouble))
             return
+        finally:
+            slow.cancel()
+        refused = [error for _, error in failures if isinstance(error, OperationalError)]
+        self._trouble = _reason(refused[0]) if refused else ""
         # Not before the commit: what made one fail may be the other's work, to be seen by then.
         for job, failure in failures:
             _fail(job, failure)
-        if self._truncate_due or any(job.truncate_wal for job, _ in results):
-            await self._truncate_wal(db)
-        for job, value in results:
-            if not job.result.done():
-                job.result.set_result(value)
+        try:
+            if self._truncate_due or any(job.truncate_wal for job, _ in results):
+                await self._truncate_wal(db)
+        finally:  # whatever becomes of the log, these are stored
+            for job, value in results:
+                if not job.result.done():
+                    job.result.set_result(value)
+
+    def _note_wait(self, transactions: int) -> None:
+        self._trouble = f"a commit has been waiting for more than {SLOW_S:g} s"
+        logger.warning(
+            "a database commit of %d transactions has been waiting for %g s: another program holds "
+            "the database, or its disk is slow",
+            transactions,
+            SLOW_S,
+        )
 
     async def _truncate_wal(self, db: AsyncConnection) -> None:
         """Move the log into the database and cut it; tried again later while a reader holds it."""
+        self._truncate_due = True
         connection = await _driver(db)
         try:
             await connection.execute(f"PRAGMA busy_timeout = {TRUNCATE_TIMEOUT_MS}")
@@ -187,7 +236,7 @@ class Database:
                 row = await cursor.fetchone()
             await connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         except aiosqlite.Error as error:
-            self._truncate_due, reason = True, str(error)
+            reason = str(error)
         else:
             self._truncate_due, reason = row is None or bool(row[0]), "a reader holds it"
         if self._truncate_due and not self._closed:
@@ -199,6 +248,11 @@ class Database:
 
 async def _driver(db: AsyncConnection) -> aiosqlite.Connection:
     return cast(aiosqlite.Connection, (await db.get_raw_connection()).driver_connection)
+
+
+def _reason(error: Exception) -> str:
+    """What kept a transaction from being stored, without a word of what it was to store."""
+    return str(error.orig) if isinstance(error, OperationalError) else type(error).__name__
 
 
 async def _nothing(_: AsyncConnection) -> None:

@@ -39,6 +39,11 @@ class Repository(
     while it waits does not take its transaction back.
     """
 
+    @property
+    def trouble(self) -> str:
+        """Why the database does not take what is to be stored, in a few words; "" when it does."""
+        return self._database.trouble
+
     # Settings of the server
 
     async def get_setting(self, key: str) -> str | None:

@@ -28,7 +28,9 @@ async def alive() -> dict[str, str]:
 async def health(services: UseServices) -> Response[dict[str, Any]]:
     """The engine is there and its loop comes round; 503 with the reason otherwise."""
     reason, stats = await _progress(services)
-    return _unwell(reason) if stats is None else Response({"status": "ok", **_told(stats)})
+    if stats is None:
+        return _unwell(reason)
+    return Response({"status": "ok", **_told(services, stats)})
 
 
 @get("/readyz", include_in_schema=False, opt=OPEN)
@@ -37,7 +39,9 @@ async def ready(services: UseServices) -> Response[dict[str, Any]]:
     if services.gate.draining:
         return _unwell("the server is about to end")
     reason, stats = await _progress(services)
-    return _unwell(reason) if stats is None else Response({"status": "ready", **_told(stats)})
+    if stats is None:
+        return _unwell(reason)
+    return Response({"status": "ready", **_told(services, stats)})
 
 
 @get("/metrics", include_in_schema=False, opt=OPEN)
@@ -47,7 +51,11 @@ async def metrics(request: HTTPRequest, services: UseServices) -> Response[bytes
     _, stats = await _progress(services)
     gate = services.gate
     text = services.metrics.text(
-        services.engine.info, stats, running=gate.open_turns, draining=gate.draining
+        services.engine.info,
+        stats,
+        running=gate.open_turns,
+        draining=gate.draining,
+        stores=not services.repository.trouble,
     )
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -65,8 +73,9 @@ async def _progress(services: Services) -> tuple[str, EngineStats | None]:
     return "", stats
 
 
-def _told(stats: EngineStats) -> dict[str, Any]:
+def _told(services: Services, stats: EngineStats) -> dict[str, Any]:
     return {
+        "database_trouble": services.repository.trouble or None,
         "running": stats.running,
         "waiting": stats.waiting,
         "checkpoints_dropped": stats.stripes_dropped,

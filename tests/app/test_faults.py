@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import sessions.clock
+import sessions.database
 from app.settings import Settings
 from tests.app.fake_engine import FakeEngine
 from tests.app.web_client import Browser, Server, field, serving, text_of
@@ -70,19 +71,30 @@ async def test_a_full_disk_is_told_and_the_text_is_kept(
     assert "its disk is full" in text_of(refused.text)
     assert htmx or long.strip() in text_of(refused.text)
     assert "database or disk is full" in caplog.text
+    health = await browser.get("/health")  # what is there can be read
+    assert health.status_code == 200
+    assert health.json()["database_trouble"] == "database or disk is full"
+    assert "rejoinder_database_up 0.0" in (await browser.get("/metrics")).text
     assert long not in caplog.text
     assert rows(web_settings, "SELECT id, text FROM message") == before
     assert "Hello to you" in text_of((await browser.get(f"/chats/{chat_id}")).text)
     await database.write(limit_pages(1 << 20))
     assert (await browser.say(chat_id, long)).status_code == 303
     await answered(server, browser, chat_id, "All of it arrived", 1)
+    assert (await browser.get("/health")).json()["database_trouble"] is None
+    assert "rejoinder_database_up 1.0" in (await browser.get("/metrics")).text
     # no place of the queue stays taken by what was refused
     assert server.engine.places.in_use == 0
 
 
 async def test_another_process_holds_the_database_for_three_seconds(
-    browser: Browser, server: Server, web_settings: Settings
+    browser: Browser,
+    server: Server,
+    web_settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sessions.database, "SLOW_S", 1.0)
     chat_id = await browser.new_chat("Hello")
     await answered(server, browser, chat_id, "Hello to you", 0)
     with closing(sqlite3.connect(web_settings.database_path, isolation_level=None)) as other:
@@ -95,11 +107,90 @@ async def test_another_process_holds_the_database_for_three_seconds(
                 async with asyncio.timeout(1.0):
                     assert (await reader.get("/healthz")).status_code == 200
                 await asyncio.sleep(0.1)
+            async with asyncio.timeout(10):
+                while (await reader.get("/health")).json()["database_trouble"] is None:
+                    await asyncio.sleep(0.05)
+            assert "another program holds the database" in caplog.text
         assert not asked.done()
         other.execute("COMMIT")
     assert (await asked).status_code == 303
     page = await answered(server, browser, chat_id, "I am", 1)
     assert "Are you there?" in text_of(page)
+    assert (await browser.get("/health")).json()["database_trouble"] is None
+
+
+async def test_another_process_keeps_the_database(
+    browser: Browser,
+    server: Server,
+    web_settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Longer than a write waits: the user is told, keeps the text, and can try again."""
+    chat_id = await browser.new_chat("Hello")
+    await answered(server, browser, chat_id, "Hello to you", 0)
+    database = server.app.state.repository._database
+
+    async def wait_briefly(db: AsyncConnection) -> None:
+        await db.exec_driver_sql("PRAGMA busy_timeout = 50")
+
+    await database.write(wait_briefly)
+    with closing(sqlite3.connect(web_settings.database_path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refused = await browser.say(chat_id, "Are you there?")
+        assert refused.status_code == 503
+        assert "another program holds its database" in text_of(refused.text)
+        assert "Are you there?" in refused.text
+        told = (await browser.get("/health")).json()
+        assert told["database_trouble"] == "database is locked"
+        other.execute("COMMIT")
+    assert (await browser.say(chat_id, "Are you there?")).status_code == 303
+    await answered(server, browser, chat_id, "I am", 1)
+
+
+async def test_the_database_writer_dies(
+    browser: Browser,
+    server: Server,
+    web_settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Health, log and user are told; what was stored stays, and the next message is stored."""
+    chat_id = await browser.new_chat("Hello")
+    await answered(server, browser, chat_id, "Hello to you", 0)
+    await browser.say(chat_id, "And then?")
+    turn = await server.engine.next_turn(1)
+    turn.say("Half of it")
+    database = server.app.state.repository._database
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError("a defect of the writer")
+
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+        broken.setattr(sessions.database, "RESTART_DELAYS_S", (0.0,))
+        broken.setattr(database, "_commit", fails)
+        chat = await browser.get("/")
+        fields = {"text": "Anybody?", "assistant_id": field(chat.text, "assistant_id")}
+        refused = await browser.post("/chats", fields)
+        assert refused.status_code == 503
+        assert "The server could not store this" in text_of(refused.text)
+        assert "Anybody?" in refused.text, "the text is kept"
+        told = (await browser.get("/health")).json()
+        assert told["database_trouble"] == "the writer failed: RuntimeError"
+        assert "Hello to you" in text_of((await browser.get(f"/chats/{chat_id}")).text)
+    assert "writer failed and begins anew" in caplog.text
+    assert "Anybody?" not in caplog.text
+    turn.say(" and the rest")
+    turn.end()
+    async with asyncio.timeout(10):
+        while True:
+            page = (await browser.get(f"/chats/{chat_id}")).text
+            if 'aria-busy="true"' not in page:
+                break
+            await asyncio.sleep(0.01)
+    assert "Half of it and the rest" in text_of(page)
+    assert rows(web_settings, "SELECT text FROM message WHERE status = 'complete'")
+    assert (await browser.post("/chats", fields)).status_code == 303
+    assert (await browser.get("/health")).json()["database_trouble"] is None
 
 
 class SetClock:
