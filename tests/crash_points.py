@@ -24,11 +24,12 @@ from pathlib import Path
 from sessions.migrate import upgrade
 from tests.crash.disk import Disk
 from tests.crash.judge import judge_database, judge_start, judge_store
-from tests.crash.life import Life
-from tests.crash.recording import Recording, UnsupportedHere, recorded
+from tests.crash.life import Doing, Life
+from tests.crash.recording import Op, Recording, UnsupportedHere, recorded
 from tests.sessions.chunk_support import memory_directory
 
 POINTS_OF_A_LIFE = 150
+WEIGHTS = {"eviction": 4, "compaction": 4, "purge": 4}  # what not every life has; others 1
 WHOLE_START_EVERY = 10  # the others open the database by SQLite alone, which is what recovers it
 
 
@@ -49,12 +50,15 @@ def run_life(
     counts["evictions in them"] += life.evictions
     counts["changes recorded"] += len(recording.ops)
     rng = random.Random(f"points {seed}")
+    kinds = kinds_of(recording.ops)
     places: dict[str, list[int]] = {}
-    for n, op in enumerate(recording.ops):
-        if op.kind != "event":
-            places.setdefault(what_of(op.path), []).append(n)
-    # each kind of file equally often, however many changes it sees
-    chosen = sorted(rng.choice(rng.choice(list(places.values()))) for _ in range(points))
+    for n, kind in kinds.items():
+        places.setdefault(kind, []).append(n)
+    # kinds of changes are drawn first, however many changes there are of each
+    weights = [WEIGHTS.get(kind.rpartition(": ")[2], 1) for kind in places]
+    chosen = sorted(
+        rng.choice(place) for place in rng.choices(list(places.values()), weights, k=points)
+    )
     applied = 0
     for serial, point in enumerate(chosen):
         for op in recording.ops[applied:point]:
@@ -63,7 +67,7 @@ def run_life(
         left = root / "left"
         left.mkdir()
         draw = random.Random(f"{seed} {serial}")
-        kind = disk.crash(left, draw, recording.ops[point] if draw.random() < 0.5 else None)
+        how = disk.crash(left, draw, recording.ops[point] if draw.random() < 0.5 else None)
         events = [op.event for op in recording.ops[:point] if op.kind == "event"]
         try:
             judge_database(left / "rejoinder.db", events)
@@ -73,22 +77,32 @@ def run_life(
         except Exception:
             what = recording.ops[point]
             return (
-                f"life {seed}, point {serial} ({kind} at {what.kind} of {Path(what.path).name}, "
-                f"change {point} of {len(recording.ops)}):\n{traceback.format_exc()}"
+                f"life {seed}, point {serial} ({how} at {what.kind} of {Path(what.path).name}, "
+                f"change {point} of {len(recording.ops)}, {kinds[point]}):\n"
+                f"{traceback.format_exc()}"
             )
-        counts[kind] += 1
-        counts[f"at {what_of(recording.ops[point].path)}"] += 1
+        counts[how] += 1
+        counts[f"at {kinds[point]}"] += 1
         counts["points"] += 1
         shutil.rmtree(left)
     shutil.rmtree(data)
     return None
 
 
-def what_of(path: str) -> str:
-    """Which kind of file a change was made to."""
-    if "rejoinder.db" in path:
-        return "the database"
-    return "the store's index" if "index.sqlite3" in path else "chunk files and directories"
+def kinds_of(ops: Sequence[Op]) -> dict[int, str]:
+    """Which file each change was made to, and what for."""
+    doing = {"database": "start", "store": "start"}
+    kinds = {}
+    for n, op in enumerate(ops):
+        if isinstance(op.event, Doing):
+            doing[op.event.where] = op.event.what
+        elif op.kind != "event":
+            if "rejoinder.db" in op.path:
+                kinds[n] = f"the database: {doing['database']}"
+            else:
+                file = "index" if "index.sqlite3" in op.path else "files"
+                kinds[n] = f"the store's {file}: {doing['store']}"
+    return kinds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.crash.recording import Recording
 from tests.sessions.chunk_support import FINGERPRINT, STRIPE_BYTES, Ids, restore, save
 
 ROOMY = 1 << 30
-STEPS = 30
+STEPS = 40
 LATER = datetime.now(UTC) + timedelta(days=400)
 
 
@@ -51,6 +53,24 @@ class Deleting:
 Event = Stored | Saved | Deleting
 
 
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What the changes to one of the two, "database" or "store", are for from here on."""
+
+    where: str
+    what: str
+
+
+# The first part of the names of the store writer's steps.
+STEPS_OF = {
+    "settle": "start",
+    "close": "end",
+    "compact": "compaction",
+    "collect": "collection of stale checkpoints",
+    "reject": "rejection",
+}
+
+
 @dataclass(slots=True)
 class _Chat:
     id: str
@@ -67,11 +87,12 @@ class Life:
         self._rng = random.Random(seed)
         self._recording = recording
         self.cap = ROOMY
-        if self._rng.random() < 0.3:
-            self.cap = self._rng.randrange(4, 30) * STRIPE_BYTES
+        if self._rng.random() < 0.6:
+            self.cap = self._rng.randrange(3, 9) * STRIPE_BYTES
         self._chats: list[_Chat] = []
         self.compactions = 0
         self.evictions = 0
+        self._step_before = ""
 
     @property
     def dirs(self) -> list[Path]:
@@ -89,7 +110,8 @@ class Life:
         prefix = await self._repository.prefix(version.id, "t", [1, 2, 3])
         self._user, self._prefix = user.id, prefix.id
         acts = [self._ask] * 4 + [self._progress] * 2 + [self._end] * 6 + [self._come_back] * 2
-        acts += [self._delete, self._purge, self._restart, self._collect] + [self._compact] * 3
+        acts += [self._delete, self._purge] * 2 + [self._restart, self._collect]
+        acts += [self._compact] * 3
         for _ in range(STEPS):
             await self._rng.choice(acts)()
         await self._close()
@@ -99,8 +121,8 @@ class Life:
     async def _ask(self) -> None:
         """A new chat, or a message in one: after its last answer or as another branch."""
         rng = self._rng
-        text, ids = self._words(), self._ids(rng.choice([3, 20, 64, 150]))
-        if len(self._chats) < 3 or rng.random() < 0.2:
+        text, ids = self._words(), self._ids(rng.choice([3, 20, 64, 150, 200]))
+        if len(self._chats) < 3 or rng.random() < 0.4:
             [turn] = await self._repository.start_chat(
                 self._user,
                 self._prefix,
@@ -161,7 +183,7 @@ class Life:
 
     def _save(self, chat_id: str, path: list[int]) -> None:
         ids = np.array(path, np.int32)
-        for _ in range(self._rng.choice([0, 2, 6])):  # as it grew: partial stripes, superseded
+        for _ in range(self._rng.choice([0, 2, 4, 6])):  # as it grew: partial stripes, superseded
             save(self._store, f"c-{chat_id}", ids[: self._rng.randrange(1, len(ids) + 1)])
             if self._rng.random() < 0.5:
                 assert self._store.flush(30.0)
@@ -190,16 +212,18 @@ class Life:
         chat = self._rng.choice(resting)
         self._chats.remove(chat)
         self._recording.note(Deleting(chat.id, done=False))
-        await self._repository.delete_chat(self._user, chat.id)
+        with self._doing("deletion"):
+            await self._repository.delete_chat(self._user, chat.id)
         self._store.forget([f"c-{chat.id}"])
         assert self._store.flush(30.0)
         self._recording.note(Deleting(chat.id, done=True))
 
     async def _purge(self) -> None:
-        await self._repository.purge_deleted(LATER)
-        due = await self._repository.chats_to_forget()
-        self._store.forget([f"c-{chat_id}" for chat_id in due])
-        await self._repository.chats_forgotten(due)
+        with self._doing("purge"):
+            await self._repository.purge_deleted(LATER)
+            due = await self._repository.chats_to_forget()
+            self._store.forget([f"c-{chat_id}" for chat_id in due])
+            await self._repository.chats_forgotten(due)
 
     async def _compact(self) -> None:
         self._store.compact()
@@ -210,18 +234,35 @@ class Life:
 
     async def _restart(self) -> None:
         if self._rng.random() < 0.5:
-            await self._close()
-            await self._open()
-            for chat in self._chats:
-                chat.running = None
-            await self._repository.interrupt_running()
+            with self._doing("restart"):
+                await self._close()
+                await self._open()
+                for chat in self._chats:
+                    chat.running = None
+                await self._repository.interrupt_running()
 
     # -- means
 
     async def _open(self) -> None:
         self._database = await Database.open(self._data / "rejoinder.db")
         self._repository = Repository(self._database)
-        self._store = ChunkStore(self.dirs, self.cap)
+        self._store = ChunkStore(self.dirs, self.cap, hook=self._step)
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        self._recording.note(Doing("database", what))
+        yield
+        self._recording.note(Doing("database", "messages"))
+
+    def _step(self, name: str) -> None:
+        """Called by the store's writer before each of its steps."""
+        if name == "delete.commit":  # to make room, or since it was asked for
+            what = "eviction" if self._step_before in ("reserve", "settle") else "forgetting"
+            self._recording.note(Doing("store", what))
+        elif name != "delete.unlink":
+            what = STEPS_OF.get(name.partition(".")[0], "saving")
+            self._recording.note(Doing("store", what))
+        self._step_before = name
 
     async def _close(self) -> None:
         self._store.close()
