@@ -1,7 +1,8 @@
 """A soak: 64 people over real HTTP, a memory far too small, a server that is killed twice.
 
-`python -m tests.e2e.soak [--seconds 300] [--clients 64] [--seed 0]` prints a report and ends with
-1 when anything was lost, wrong, leaked or unexplained. The model is a tiny random one in fp32, the
+`python -m tests.e2e.soak [--seconds 300] [--clients 64] [--seed 0] [--report FILE]` prints a report
+and ends with 1 when anything was lost, wrong, leaked or unexplained; the file has the report and,
+after it, the server's `/metrics` at the end. The model is a tiny random one in fp32, the
 answers are greedy, and the reference is transformers over the ids in the database.
 """
 
@@ -16,6 +17,7 @@ import socket
 import sqlite3
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -33,6 +35,7 @@ from tests.e2e.soak_clients import Person, World
 from tests.e2e.soak_judge import (
     Verdict,
     judge_answers,
+    judge_coverage,
     judge_log,
     judge_memory,
     judge_messages,
@@ -52,6 +55,15 @@ OPTIONS = ["--dtype", "fp32", "--kv-memory-mib", "18", "--idle-evict-s", str(IDL
 OPTIONS += ["--checkpoint-cap-mib", "48", "--max-queue", "32", "--log-level", "info"]
 METHODS = ("hidden", "kv", "auto")  # of the server's three lives
 START_S = 600.0
+COUNTED = {
+    "evictions": "evictions_total",
+    "preemptions": "num_preemptions_total",
+    "tokens restored": "engine_tokens_restored_total",
+    "tokens recomputed": "engine_tokens_recomputed_total",
+    "stripes written": "checkpoint_stripes_written_total",
+    "stripes rejected": "checkpoint_stripes_rejected_total",
+    "stripes dropped": "checkpoint_staging_drops_total",
+}
 
 
 class Soak:
@@ -69,7 +81,8 @@ class Soak:
         self._model = make_tiny_model(root / "model", num_kv_heads=2)
         self._logs: list[Path] = []
         self._server: ServerProcess | None = None
-        self._memory: list[tuple[float, float]] = []
+        self._memory: list[list[tuple[float, float]]] = [[]]
+        self.figures = ""  # of the last life, at rest
         self.verdict = Verdict()
 
     def run(self) -> Verdict:
@@ -92,6 +105,7 @@ class Soak:
         options = {"data_dir": str(self._data), "checkpoint_cap_mib": "48"}
         findings = check_data(load_settings(options), repair=False)
         verdict.wrong += [f"check: {fault}" for fault in findings.faults]
+        judge_coverage(self._seconds, verdict)
         return verdict
 
     def _start(self, life: int) -> None:
@@ -117,11 +131,12 @@ class Soak:
             await asyncio.sleep(self._seconds / 3)
             # the clients' time stands still while there is no server
             left = world.ends_at - loop.time()
+            await self._note_figures(world.url)
             world.up.clear()
             world.killed_at = loop.time()
             os.kill(self._server.pid, signal.SIGKILL)
             await asyncio.to_thread(self._server.stop)
-            self._memory.clear()
+            self._memory.append([])
             world.ends_at = loop.time() + 10 * START_S
             await asyncio.to_thread(self._start, life)
             world.killed_at = loop.time()
@@ -140,14 +155,14 @@ class Soak:
                 assert self._server is not None
                 web = psutil.Process(self._server.pid)
                 [engine] = web.children()
-                self._memory.append((web.memory_info().rss, engine.memory_info().rss))
+                self._memory[-1].append((web.memory_info().rss, engine.memory_info().rss))
             except (psutil.Error, ValueError):
                 continue  # it is being started
 
     async def _come_to_rest(self, world: World) -> None:
         """Nothing runs any more, idle chats have left memory: count the pages."""
         deadline = time.monotonic() + START_S
-        async with httpx.AsyncClient(base_url=world.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=world.url, timeout=60, trust_env=False) as http:
             while True:
                 state = (await http.get("/readyz")).json()
                 if state.get("running") == 0 and state.get("waiting") == 0:
@@ -155,13 +170,24 @@ class Soak:
                 assert time.monotonic() < deadline, f"the server does not come to rest: {state}"
                 await asyncio.sleep(0.5)
             await asyncio.sleep(2 * IDLE_EVICT_S)
-            figures = (await http.get("/metrics")).text
-        (self._root / "metrics.txt").write_text(figures)
+        await self._note_figures(world.url)
         free, total = (
-            int(float(re.findall(rf"^\S*{name}(?:{{.*}})? (\S+)$", figures, re.MULTILINE)[0]))
-            for name in ("kv_cache_free_pages", "kv_cache_pages")
+            figure(self.figures, name) for name in ("kv_cache_free_pages", "kv_cache_pages")
         )
         judge_pages(self._data / "rejoinder.db", total, free, self.verdict)
+
+    async def _note_figures(self, url: str) -> None:
+        """Read the figures of a life before it ends, and add up what the engine did in it."""
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+            self.figures = (await http.get("/metrics")).text
+        for name, metric in COUNTED.items():
+            self.verdict.counts[f"engine: {name}"] += figure(self.figures, metric)
+
+
+def figure(figures: str, name: str) -> int:
+    """The number of a metric without labels, its prefix left out."""
+    [found] = re.findall(rf"^rejoinder_{name} (\S+)$", figures, re.MULTILINE)
+    return int(float(found))
 
 
 def _make_database(data: Path) -> None:
@@ -192,7 +218,14 @@ def _make_database(data: Path) -> None:
 def report(soak: Verdict, seconds: float, clients: int, seed: int) -> str:
     """A page of text."""
     lines = [f"soak of {seconds:.0f} s, {clients} clients, seed {seed}, 2 kills"]
-    lines += [f"  {name}: {count}" for name, count in sorted(soak.counts.items())]
+    by_group: dict[str, list[str]] = {}
+    for name, count in sorted(soak.counts.items()):
+        group, _, rest = name.partition(": ") if ": " in name else ("clients and answers", "", name)
+        by_group.setdefault(group, []).append(f"{rest} {count:,}")
+    for group, members in by_group.items():
+        lines += textwrap.wrap(
+            f"{group}: " + ", ".join(members), 100, initial_indent="  ", subsequent_indent="    "
+        )
     lines += [f"WRONG: {one}" for one in soak.wrong[:40]]
     lines.append("nothing is wrong" if not soak.wrong else f"{len(soak.wrong)} things are wrong")
     return "\n".join(lines)
@@ -204,12 +237,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="run in this directory and leave all there")
+    parser.add_argument("--report", type=Path, help="write the report and the figures there")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="rejoinder-soak-") as name:
         root = chosen.keep or Path(name)
         root.mkdir(parents=True, exist_ok=True)
-        verdict = Soak(root, chosen.seconds, chosen.clients, chosen.seed).run()
-    print(report(verdict, chosen.seconds, chosen.clients, chosen.seed))
+        soak = Soak(root, chosen.seconds, chosen.clients, chosen.seed)
+        verdict = soak.run()
+    text = report(verdict, chosen.seconds, chosen.clients, chosen.seed)
+    print(text)
+    if chosen.report is not None:
+        chosen.report.write_text(f"{text}\n\n# /metrics at the end\n\n{soak.figures}")
     return 1 if verdict.wrong else 0
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,18 @@ from tests.e2e.soak_clients import World
 
 EOS = 2
 PAGE = 64
-WARM_S = 120
+# What a process may grow by from a third of its life on, MiB and part of its size: its allocators
+# and caches fill up during the first minute, afterwards nothing should stay.
+WARM_S = 60
+GROWTH_MIB = 32.0
+WARMING_MIB = 128.0
+GROWTH_PART = 0.05
+NEEDED_FROM_S = 60.0  # a shorter soak need not see everything
+NEEDED = (
+    *("stop", "left mid-stream", "came back", "page", "edit", "again", "select", "warm"),
+    *("connection lost", "answers after a restore", "engine: evictions", "engine: preemptions"),
+    *("answers judged", "answers interrupted", "messages acknowledged"),
+)
 TIE = 5e-3  # of logits: below it either choice is right
 # What a killed server's engine says when it ends after it, and what the test's own kill causes.
 EXPECTED = re.compile(
@@ -149,21 +161,32 @@ def judge_pages(database: Path, total: int, free: int, verdict: Verdict) -> None
         verdict.wrong.append(f"{held} pages are held, by prefixes of {prefixes} tokens")
 
 
-def judge_memory(samples: list[tuple[float, float]], verdict: Verdict) -> None:
-    """Resident bytes of both processes over one life: flat once it has warmed up.
+def judge_memory(lives: list[list[tuple[float, float]]], verdict: Verdict) -> None:
+    """Resident bytes of each process in each life: flat once it has warmed up.
 
-    Samples are a second apart; a short life is all warming up and is not judged.
+    Samples are a second apart. The median of the sixth that follows the first third is compared
+    with that of the last sixth; where the first is of a time when caches still filled up, more
+    growth is allowed.
     """
-    if len(samples) < WARM_S:
-        return
-    part = len(samples) // 3
-    early = sorted(sum(one) for one in samples[part : part + part // 2])
-    late = sorted(sum(one) for one in samples[-(part // 2) :])
-    before, after = early[len(early) // 2] / 2**20, late[len(late) // 2] / 2**20
-    verdict.counts["memory early, MiB"] = round(before)
-    verdict.counts["memory late, MiB"] = round(after)
-    if after > 1.1 * before + 32:
-        verdict.wrong.append(f"memory grew from {before:.0f} to {after:.0f} MiB")
+    for life, samples in enumerate(lives):
+        sixth = len(samples) // 6
+        if not sixth:
+            continue
+        allowed_mib = GROWTH_MIB if 2 * sixth >= WARM_S else WARMING_MIB
+        for process, name in enumerate(("web", "engine")):
+            before = median(one[process] for one in samples[2 * sixth : 3 * sixth]) / 2**20
+            after = median(one[process] for one in samples[-sixth:]) / 2**20
+            place = f"memory of the {name} process, life {life} of {len(samples)} s, MiB"
+            verdict.counts[f"{place}: early"] = round(before)
+            verdict.counts[f"{place}: late"] = round(after)
+            if after > (1 + GROWTH_PART) * before + allowed_mib:
+                verdict.wrong.append(f"{place}: it grew from {before:.0f} to {after:.0f}")
+
+
+def judge_coverage(seconds: float, verdict: Verdict) -> None:
+    """All that a soak is for happened."""
+    if seconds >= NEEDED_FROM_S:
+        verdict.wrong += [f"not one {name}" for name in NEEDED if not verdict.counts[name]]
 
 
 def _ids(raw: bytes) -> list[int]:
