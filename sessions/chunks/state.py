@@ -172,7 +172,9 @@ class StoreState:
             )
 
     def abandon(self) -> None:
-        """Close both connections without a word on whether index and files agree."""
+        """Close both connections without a word on whether index and files agree: nothing is
+        saved from here on, which is told where troubles are."""
+        self.trouble = "the writer of checkpoints failed; restart the server"
         with self.catalog.lock:
             self.reader_index.close()
         self.index.close()

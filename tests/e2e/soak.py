@@ -52,6 +52,8 @@ ASSISTANTS = {
 IDLE_EVICT_S = 3
 # 64 chats of some 500 tokens do not fit: 96 pages hold 6,144
 OPTIONS = ["--dtype", "fp32", "--kv-memory-mib", "18", "--idle-evict-s", str(IDLE_EVICT_S)]
+# a small cache in host memory, so that most chats come back from the disk
+OPTIONS += ["--host-cache-mib", "8", "--staging-mib", "16"]
 OPTIONS += ["--checkpoint-cap-mib", "48", "--max-queue", "32", "--log-level", "info"]
 METHODS = ("hidden", "kv", "auto")  # of the server's three lives
 START_S = 600.0
@@ -59,6 +61,7 @@ COUNTED = {
     "evictions": "evictions_total",
     "preemptions": "num_preemptions_total",
     "tokens restored": "engine_tokens_restored_total",
+    "tokens restored from host memory": "host_cache_tokens_restored_total",
     "tokens recomputed": "engine_tokens_recomputed_total",
     "stripes written": "checkpoint_stripes_written_total",
     "stripes rejected": "checkpoint_stripes_rejected_total",

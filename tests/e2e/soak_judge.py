@@ -28,6 +28,7 @@ NEEDED_FROM_S = 60.0  # a shorter soak need not see everything
 NEEDED = (
     *("stop", "left mid-stream", "came back", "page", "edit", "again", "select", "warm"),
     *("connection lost", "answers after a restore", "engine: evictions", "engine: preemptions"),
+    *("engine: tokens restored", "engine: tokens restored from host memory"),
     *("answers judged", "answers interrupted", "messages acknowledged"),
 )
 TIE = 5e-3  # of logits: below it either choice is right

@@ -207,6 +207,7 @@ def test_a_dead_writer_drops_and_says_so(tmp_path: Path, caplog: pytest.LogCaptu
     assert results == [False] * 4
     assert store.stripes_dropped == 4
     assert "nothing more is saved" in caplog.text
+    assert "writer of checkpoints failed" in store.write_trouble
     assert restore(store, "c-1", OTHER) == 0
     store.close()
     end(ChunkStore([tmp_path], CAP), [tmp_path])
