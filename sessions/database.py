@@ -27,7 +27,7 @@ Transaction = Callable[[AsyncConnection], Awaitable[T]]
 NUM_READERS = 4
 MAX_BATCH = 32  # transactions that share one commit, and so one fsync
 BUSY_TIMEOUT_MS = 30_000  # how long a write waits for another process
-SLOW_S = 2.0  # a commit that takes longer is told: somebody holds the database, or the disk is slow
+SLOW_S = 2.0  # another program that holds the database for longer is told
 RESTART_DELAYS_S = (0.1, 1.0, 5.0, 30.0)  # of a writer that failed; the last one repeats
 # Cutting the log waits for readers while writers wait for it: briefly, and again later.
 TRUNCATE_TIMEOUT_MS = 1_000
@@ -180,6 +180,7 @@ class Database:
         slow = asyncio.get_running_loop().call_later(SLOW_S, self._note_wait, len(batch))
         try:
             async with db.begin():
+                slow.cancel()
                 for job in batch:
                     try:
                         async with db.begin_nested():
@@ -218,12 +219,11 @@ class Database:
                     job.result.set_result(value)
 
     def _note_wait(self, transactions: int) -> None:
-        self._trouble = f"a commit has been waiting for more than {SLOW_S:g} s"
+        self._trouble = "another program holds the database"
         logger.warning(
-            "a database commit of %d transactions has been waiting for %g s: another program holds "
-            "the database, or its disk is slow",
-            transactions,
+            "another program has been holding the database for %g s; %d transactions wait for it",
             SLOW_S,
+            transactions,
         )
 
     async def _truncate_wal(self, db: AsyncConnection) -> None:

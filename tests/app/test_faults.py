@@ -110,7 +110,7 @@ async def test_another_process_holds_the_database_for_three_seconds(
             async with asyncio.timeout(10):
                 while (await reader.get("/health")).json()["database_trouble"] is None:
                     await asyncio.sleep(0.05)
-            assert "another program holds the database" in caplog.text
+            assert "another program has been holding the database" in caplog.text
         assert not asked.done()
         other.execute("COMMIT")
     assert (await asked).status_code == 303
