@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
+
+logger = logging.getLogger(__name__)
+
+TOLD_FROM = timedelta(seconds=5)  # smaller steps are those of any clock that is kept right
 
 
 class Clock:
@@ -10,9 +15,18 @@ class Clock:
 
     def __init__(self) -> None:
         self._last = datetime.min.replace(tzinfo=UTC)
+        self._told = False
 
     def now(self) -> datetime:
-        self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
+        found = datetime.now(UTC)
+        behind = found < self._last and self._last - found > TOLD_FROM
+        if behind and not self._told:
+            logger.warning(
+                "the system's clock went back by %.0f s: times go on from where they were",
+                (self._last - found).total_seconds(),
+            )
+        self._told = behind
+        self._last = max(found, self._last + timedelta(microseconds=1))
         return self._last
 
     def not_before(self, earlier: datetime) -> None:

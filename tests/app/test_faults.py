@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -207,7 +208,7 @@ class SetClock:
 
 
 async def test_the_clock_jumps_backwards(
-    web_settings: Settings, monkeypatch: pytest.MonkeyPatch
+    web_settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Within a run and over a restart: messages and continued answers keep their order."""
     clock = SetClock()
@@ -221,6 +222,11 @@ async def test_the_clock_jumps_backwards(
         turn.say("Second so far,")
         await browser.get(f"/chats/{chat_id}")
         cookies = browser.http.cookies
+    told = [one for one in caplog.messages if "the system's clock went back by" in one]
+    assert len(told) == 1, "once, not at every message"
+    found = re.search(r"went back by (\d+) s", told[0])
+    assert found is not None
+    assert 3600 < int(found[1]) <= 7200
     clock.ahead = timedelta(days=-2)
     async with serving(web_settings, FakeEngine()) as second:
         back = Browser(second.url)
