@@ -246,3 +246,26 @@ async def test_the_clock_jumps_backwards(
         times = rows(web_settings, "SELECT created_at FROM turn ORDER BY rowid")
         assert times == sorted(times), "a later turn has a later time"
         await back.http.aclose()
+
+
+async def test_the_engine_cannot_be_started_again(browser: Browser, server: Server) -> None:
+    """Its model cannot be read, say: history is readable, a message is kept, all is told."""
+    chat_id = await browser.new_chat("Hello")
+    await answered(server, browser, chat_id, "Hello to you", 0)
+    server.engine.alive = False
+    health = await browser.get("/health")
+    assert health.status_code == 503
+    assert health.json()["reason"] == "the engine is being started again"
+    assert (await browser.get("/readyz")).status_code == 503
+    assert (await browser.get("/healthz")).status_code == 200
+    assert "rejoinder_engine_up 0.0" in (await browser.get("/metrics")).text
+    assert "Hello to you" in text_of((await browser.get(f"/chats/{chat_id}")).text)
+    refused = await browser.say(chat_id, "Are you there?")
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert "The engine is being started again" in text_of(refused.text)
+    assert "Are you there?" in refused.text
+    server.engine.alive = True
+    assert (await browser.say(chat_id, "Are you there?")).status_code == 303
+    await answered(server, browser, chat_id, "I am", 1)
+    assert (await browser.get("/health")).status_code == 200
