@@ -17,7 +17,7 @@ import msgspec
 from app.logs import configure_logging
 from app.scratch_store import scratch_store
 from engine.config import EngineConfig
-from engine.process import ORPHAN_LIMIT_S, Emit, EngineCore, serve
+from engine.process import ORPHAN_LIMIT_S, Emit, EngineCore, preload, serve
 from engine.profile.disk import DiskNotMeasured, disk_read
 from sessions.chunks import ChunkStore, ChunkStoreError, StoreLockedError
 
@@ -64,7 +64,7 @@ def with_measured_disk(config: EngineConfig) -> EngineConfig:
 
 def make_engine(config: EngineConfig, emit: Emit, at_end: ExitStack) -> EngineCore:
     """The engine with its chunk store, ready to serve; `at_end` closes the store."""
-    # Imported here: torch reads its thread settings when it is imported.
+    # Not imported before: torch reads its thread settings when it is imported.
     from engine.engine import Engine
 
     store = open_store(config)
@@ -78,12 +78,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
+    parser.add_argument("--threads", type=int, default=0, help="as in the configuration")
     parser.add_argument("socket", type=int, help="file descriptor of a connected socket")
     arguments = parser.parse_args()
     faulthandler.enable()
     configure_logging(arguments.log_level, arguments.log_format, process="engine")
     with socket.socket(fileno=arguments.socket) as sock, ExitStack() as at_end:
         sock.set_inheritable(False)
+        preload(arguments.threads)
         return serve(partial(make_engine, at_end=at_end), sock)
 
 

@@ -21,6 +21,7 @@ from app.assistants.shared_text import AssistantPrefixes
 from app.chat import ChatService
 from app.drain import Drain
 from app.engine_gate import EngineGate
+from app.engine_start import EngineStart
 from app.errors import EXCEPTION_HANDLERS
 from app.finished_answers import FinishedAnswers
 from app.history.importer import Importer
@@ -39,7 +40,7 @@ from app.submissions import Submissions
 from app.tracing import tracing
 from app.upkeep import Upkeep
 from app.views import Views
-from engine.client import DEFAULT_COMMAND, Engine, EngineClient
+from engine.client import Engine
 from engine.model.source import resolve_model
 from engine.model.tokenizer import ChatTokenizer
 from sessions.database import Database
@@ -51,10 +52,13 @@ FORM_BYTES_PER_CHAR = 12  # four bytes of UTF-8, each as %XX
 FORM_BYTES = 1 << 20  # of all other fields
 
 
-def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
-    """The application; its lifespan opens the database and starts the engine unless one is given.
+def create_app(
+    settings: Settings, *, engine: Engine | None = None, start: EngineStart | None = None
+) -> Litestar:
+    """The application; its lifespan opens the database and closes the engine at its end.
 
-    The lifespan raises SchemaOutdated, SchemaTooNew, DatabaseDamaged, ModelError and
+    engine: one that can serve, or else start: one that will; without either the lifespan starts
+    one. The lifespan raises SchemaOutdated, SchemaTooNew, DatabaseDamaged, ModelError and
     EngineUnavailable, each before the server listens.
     """
     assets = AssetUrls()
@@ -63,7 +67,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Litestar:
     async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
         database = await Database.open(settings.database_path)
         try:
-            async with _running(app, settings, database, assets, engine):
+            async with _running(app, settings, database, assets, engine, start):
                 yield
         finally:
             await database.close()
@@ -102,27 +106,25 @@ async def _running(
     database: Database,
     assets: AssetUrls,
     engine: Engine | None,
+    start: EngineStart | None,
 ) -> AsyncGenerator[None, None]:
     """Put the parts together, and take them apart: turns first, then the engine."""
     repository = Repository(database)
-    await _recover(repository)
-    model_dir = await asyncio.to_thread(
-        resolve_model, settings.model, settings.data_dir, logger.info
-    )
-    reading = asyncio.create_task(asyncio.to_thread(ChatTokenizer, model_dir))  # while it starts
-    try:
-        if engine is None:
-            engine = await EngineClient.start(
-                settings.engine_config(model_dir),
-                command=[*DEFAULT_COMMAND, *settings.engine_log_options],
-                watchdog_s=settings.watchdog_s,
-            )
-        tokenizer = await reading
-    except BaseException:
-        await asyncio.gather(reading, return_exceptions=True)
-        if engine is not None:
-            await engine.close()
-        raise
+    if engine is not None:
+        model_dir = await asyncio.to_thread(
+            resolve_model, settings.model, settings.data_dir, logger.info
+        )
+        await _recover(repository)
+        tokenizer = await asyncio.to_thread(ChatTokenizer, model_dir)
+    else:
+        start = start or EngineStart(settings)
+        try:
+            await _recover(repository)
+            tokenizer = await asyncio.to_thread(ChatTokenizer, await start.model_dir())
+            engine = await start.engine()
+        except BaseException:
+            await start.close()
+            raise
     metrics = Metrics()
     engine = gate = EngineGate(engine, metrics)
     drain = Drain(gate, limit_s=settings.drain_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -13,13 +14,12 @@ from typing import Any
 import click
 import uvicorn
 
+from app.engine_start import EngineStart
 from app.logs import configure_logging
-from app.main import create_app
 from app.progress import step
 from app.settings import Settings
+from engine.client import Engine
 from engine.errors import EngineError
-from engine.model.model_config import read_model_config
-from engine.model.source import resolve_model
 from sessions.errors import SessionsError
 
 Message = MutableMapping[str, Any]
@@ -37,8 +37,8 @@ class AddressUnusable(Exception):
     """The server cannot listen where it should; the message is for the operator."""
 
 
-def run_server(settings: Settings) -> None:
-    """Serve until a signal ends it.
+def run_server(settings: Settings, engine: Engine | None = None) -> None:
+    """Serve until a signal ends it; with an engine of its own unless one is given.
 
     Raises AddressUnusable, EngineError and SessionsError, each before anything listens, and
     SystemExit when it could not start for another reason, which was logged.
@@ -47,7 +47,9 @@ def run_server(settings: Settings) -> None:
         _warn_of_plain_http(settings)
         # First of all: starting the engine takes seconds, a taken port is known at once.
         sockets = [at_end.enter_context(one) for one in bind(settings.host, settings.port)]
-        _run(settings, sockets)
+        configure_logging(settings.log_level, settings.log_format, process="web")
+        with contextlib.suppress(KeyboardInterrupt):  # raised again after an orderly end
+            asyncio.run(_serve(settings, sockets, engine))
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -104,32 +106,41 @@ def _warn_of_plain_http(settings: Settings) -> None:
         )
 
 
-def _run(settings: Settings, sockets: list[socket.socket]) -> None:
-    model_dir = resolve_model(settings.model, settings.data_dir, click.echo)
-    read_model_config(model_dir)
-    # The directory instead of the name it was found by, so that nothing is verified twice.
-    found = settings.model_copy(update={"model": str(model_dir)})
-    app = _StartupFaults(create_app(found))
-    configure_logging(settings.log_level, settings.log_format, process="web")
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,  # it has what people search for; ours is in app.request_log
-        server_header=False,
-        proxy_headers=False,  # whom to believe is our own matter
-        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
-    )
-    server = _Server(config)
-    try:
-        server.run(sockets=sockets)
-    except KeyboardInterrupt:
-        pass  # uvicorn raises it again after an orderly end
-    except SystemExit:
-        if app.fault is None:
-            raise
-        raise app.fault from None
+async def _serve(settings: Settings, sockets: list[socket.socket], engine: Engine | None) -> None:
+    """Start the engine, and the application beside it; serve until a signal ends it."""
+    with contextlib.ExitStack() as starting:
+        # The first start on a machine compiles the kernels, which takes a while.
+        starting.enter_context(step("starting the engine"))
+        start = EngineStart(settings) if engine is None else None
+        try:
+            app = await asyncio.to_thread(_make_app, settings, engine, start)
+            config = uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,  # it has what people search for; ours is in app.request_log
+                server_header=False,
+                proxy_headers=False,  # whom to believe is our own matter
+                timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
+            )
+            try:
+                await _Server(config, starting).serve(sockets)
+            except SystemExit:
+                if app.fault is None:
+                    raise
+                raise app.fault from None
+        finally:
+            if start is not None:
+                await start.close()
+
+
+def _make_app(
+    settings: Settings, engine: Engine | None, start: EngineStart | None
+) -> _StartupFaults:
+    from app import main  # takes about as long to import as what the engine imports
+
+    return _StartupFaults(main.create_app(settings, engine=engine, start=start))
 
 
 class _StartupFaults:
@@ -174,10 +185,14 @@ def _known_fault(error: BaseException) -> EngineError | SessionsError | None:
 class _Server(uvicorn.Server):
     """Says where it listens, with the port that the system chose."""
 
+    def __init__(self, config: uvicorn.Config, starting: contextlib.ExitStack) -> None:
+        """starting: closed when it listens."""
+        super().__init__(config)
+        self._starting = starting
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # The first start on a machine compiles the kernels, which takes a while.
-        with step("starting the engine"):
-            await super().startup(sockets)
+        await super().startup(sockets)
+        self._starting.close()
         yield_to_engine()
         gc.freeze()  # what lives from now to the end need not be looked through again and again
         for server in self.servers:

@@ -212,9 +212,10 @@ class Settings(BaseSettings):
         return needs_accounts(self.host, self.public_url)
 
     @property
-    def engine_log_options(self) -> list[str]:
-        """What the engine process is told on its command line."""
-        return ["--log-level", self.log_level, "--log-format", self.log_format]
+    def engine_options(self) -> list[str]:
+        """What the engine process is told on its command line, before its configuration."""
+        log = ["--log-level", self.log_level, "--log-format", self.log_format]
+        return [*log, "--threads", str(self.threads)]
 
     @field_validator("weights")
     @classmethod

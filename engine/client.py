@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,19 +128,26 @@ class EngineClient:
     @classmethod
     async def start(
         cls,
-        config: EngineConfig,
+        config: EngineConfig | Awaitable[EngineConfig],
         *,
-        command: Sequence[str] | None = None,
+        command: Sequence[str] = DEFAULT_COMMAND,
         watchdog_s: float = 60.0,
     ) -> EngineClient:
         """Start the engine process and wait until it can serve.
 
-        `command` is run with the number of its end of the socket appended. A process whose loop
+        `command` is run with the number of its end of the socket appended; a configuration that
+        is not known yet is waited for while it imports what it needs. A process whose loop
         does not come round for `watchdog_s` is killed, and another started. Raises ModelError with
         the engine's own reason, EngineUnavailable if the process ends without giving one.
         """
-        client = cls(config, DEFAULT_COMMAND if command is None else command, watchdog_s)
-        process = await client._launch()
+        process = await EngineProcess.spawn(command)
+        try:
+            known = config if isinstance(config, EngineConfig) else await config
+        except BaseException:
+            await process.end(0)
+            raise
+        client = cls(known, command, watchdog_s)
+        await client._begin(process)
         client._watcher = asyncio.create_task(client._watch(process), name="engine watcher")
         client._guard = asyncio.create_task(client._see_progress(), name="engine watchdog")
         return client
@@ -259,9 +266,9 @@ class EngineClient:
         finally:
             del self._calls[call_id]
 
-    async def _launch(self) -> EngineProcess:
-        """A process that can serve; it is `self._process` from then on."""
-        process = await EngineProcess.spawn(self._command, self._config, self._dispatch)
+    async def _begin(self, process: EngineProcess) -> None:
+        """Have a new process serve; it is `self._process` from then on."""
+        process.configure(self._config, self._dispatch)
         try:
             first = await process.first_message()
         except BaseException:
@@ -274,7 +281,6 @@ class EngineClient:
             raise EngineUnavailable(f"the engine process ended at its start with code {code}")
         self._info = first
         self._process = process
-        return process
 
     async def _watch(self, process: EngineProcess) -> None:
         """Wait for the process to die, say so, start another; until cancelled."""
@@ -298,8 +304,10 @@ class EngineClient:
                 attempt += 1
                 await asyncio.sleep(delay)
                 try:
-                    restarted = await self._launch()
+                    restarted = await EngineProcess.spawn(self._command)
+                    await self._begin(restarted)
                 except (ModelError, EngineUnavailable, OSError) as error:
+                    restarted = None
                     log.error("the engine could not be started again: %s", error)
             process = restarted
             log.warning("the engine runs again as process %d", process.pid)

@@ -26,25 +26,23 @@ class EngineProcess(asyncio.Protocol):
     the end of file of the other.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self) -> None:
         """Use `spawn`."""
         self.closed = asyncio.Event()  # the socket ended: the process is dead or dying
-        self._receive = receive
+        self._receive: Receive | None = None
         self._splitter = FrameSplitter()
         self._first: asyncio.Future[FromEngine | None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._child: asyncio.subprocess.Process | None = None
 
     @classmethod
-    async def spawn(
-        cls, command: Sequence[str], config: EngineConfig, receive: Receive
-    ) -> EngineProcess:
-        """Start `command` with its socket's number appended, and send it the configuration.
+    async def spawn(cls, command: Sequence[str]) -> EngineProcess:
+        """Start `command` with its socket's number appended; it waits for `configure`.
 
-        Messages after the first go to `receive`. Raises OSError if it cannot be started.
+        Raises OSError if it cannot be started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        process = cls(receive)
+        process = cls()
         try:
             with theirs:  # closed here once the child has its copy
                 fd = theirs.fileno()
@@ -58,8 +56,12 @@ class EngineProcess(asyncio.Protocol):
             ours.close()
             await process.end(0)
             raise
-        process._write(config)
         return process
+
+    def configure(self, config: EngineConfig, receive: Receive) -> None:
+        """Tell the process what it is to be. Its messages after the first go to `receive`."""
+        self._receive = receive
+        self._write(config)
 
     @property
     def pid(self) -> int:
@@ -109,7 +111,7 @@ class EngineProcess(asyncio.Protocol):
                 self._transport.abort()
             return
         for message in messages:
-            if self._first.done():
+            if self._first.done() and self._receive is not None:
                 self._receive(message)
             else:
                 self._first.set_result(message)

@@ -17,7 +17,6 @@ from engine.memory.sequence import IdDigest, Sequence
 from engine.model.attention import Gate, StepAttention
 from engine.model.decoder import Decoder, Record
 from engine.model.weights import Weights
-from kernels.attention import prefix_attention
 from kernels.prefix_choice import PrefixKernel
 
 if TYPE_CHECKING:
@@ -34,11 +33,11 @@ class ModelRunner:
         recorder: Recorder | None,
         gate: Gate,
         make_graphs: Callable[[Decoder], DecodeGraphs] | None = None,
-        prefix_kernel: PrefixKernel = prefix_attention,
+        prefix_kernel: PrefixKernel | None = None,
     ) -> None:
         """make_graphs: for decode steps to run as captured graphs, with the same recorder.
 
-        prefix_kernel: for shared nodes in all steps that are not captured.
+        prefix_kernel: for shared nodes in steps that are not captured; None: the default.
         """
         self.decoder = Decoder(weights, cache)
         self.graphs = None if make_graphs is None else make_graphs(self.decoder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import queue
@@ -12,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Protocol
 
@@ -138,6 +140,16 @@ def end_with_any_thread() -> None:
         os._exit(1)
 
     threading.excepthook = failed
+
+
+def preload(num_threads: int) -> None:
+    """Import what an engine needs, with the threads that its configuration will name.
+
+    What fails is told to the app when the engine is made.
+    """
+    configure_environment(num_threads)
+    with suppress(Exception):
+        importlib.import_module("engine.engine")
 
 
 def serve(make_engine: MakeEngine, sock: socket.socket) -> int:

@@ -46,7 +46,7 @@ class StepAttention:
     or by each row as a part of its own keys. All states of a row are merged by their log-sum-exp.
 
     `decode` and `prefill` are the spans of either kind of rows, for state 0; `groups` those of the
-    shared nodes, for the states 1 to `levels`. `prefix_kernel` computes those.
+    shared nodes, for the states 1 to `levels`. `prefix_kernel` computes those; None: the default.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StepAttention:
         num_heads: int,
         head_dim: int,
         gate: Gate,
-        prefix_kernel: PrefixKernel = prefix_attention,
+        prefix_kernel: PrefixKernel | None = None,
     ) -> None:
         segments, decode = batch.segments, batch.num_decode
         self._prefix_kernel = prefix_kernel
@@ -128,7 +128,8 @@ class StepAttention:
         if prefill is not None:
             prefill_attention(q, k_cache, v_cache, prefill, scale, out, lse)
         if groups is not None:
-            self._prefix_kernel(q, k_cache, v_cache, groups, scale, out, lse)
+            of_groups = self._prefix_kernel or prefix_attention
+            of_groups(q, k_cache, v_cache, groups, scale, out, lse)
         merge_states(out, lse, result)
 
     def _spans(self, q: Tensor, k_cache: Tensor) -> Sequence[Spans | DeviceSpans | None]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from engine.errors import ModelError
@@ -58,8 +59,8 @@ class ChatTokenizer:
         self.digest: str = _digest(data, template, special_tokens)
 
         try:
-            self._full = Tokenizer.from_str(json.dumps(data))
-            self._plain = Tokenizer.from_str(json.dumps(without_added_tokens(data)))
+            self._full = Tokenizer.from_str(_json(data))
+            self._plain = Tokenizer.from_str(_json(without_added_tokens(data)))
         except Exception as error:  # tokenizers raises nothing narrower
             raise ModelError(f"{model_dir / 'tokenizer.json'} cannot be read: {error}") from error
         added = self._full.get_added_tokens_decoder()
@@ -234,6 +235,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ModelError(f"{path} holds no JSON object")
     return data
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(data).decode()
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

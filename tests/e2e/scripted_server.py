@@ -13,11 +13,8 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
-from app.main import create_app
 from app.server import run_server
 from app.settings import load_settings
 from engine.client import Reservation, TurnStream
@@ -203,8 +200,7 @@ def main(data_dir: Path, model_dir: Path, port: str = "0") -> None:
         {"data_dir": str(data_dir), "model": str(model_dir), "port": port, "drain_s": "0.2"}
     )
     upgrade(settings.database_path, settings.backup_dir, print)
-    with patch("app.server.create_app", partial(create_app, engine=ScriptedEngine(model_dir))):
-        run_server(settings)
+    run_server(settings, ScriptedEngine(model_dir))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 from playwright.sync_api import BrowserContext, Route, expect
 
 from tests.e2e.pages import DONE, RUNNING, begin, expected, say, shown
-from tests.e2e.scripted_server import LONG_ANSWER, REPEAT
+from tests.e2e.scripted_server import LONG_ANSWER, REPEAT, SLOWLY
 
 Contexts = Callable[..., tuple[BrowserContext, Any]]
 
@@ -32,7 +32,7 @@ def test_a_stream_that_is_refused_is_not_asked_for_again(new_context: Contexts) 
             route.fulfill(status=404, body="gone")
 
     page.route("**/events", answer)
-    begin(page, "Tell me everything")
+    begin(page, SLOWLY)  # it is answered for longer than is waited here
     expect(page.locator(".message--unreachable")).to_have_count(1)
     page.wait_for_timeout(3000)
     assert asked == 2

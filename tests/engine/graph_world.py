@@ -21,7 +21,6 @@ from engine.model.attention import FixedGate
 from engine.model.decoder import Decoder
 from engine.model.weights import Weights
 from engine.model_runner import ModelRunner
-from kernels.attention import prefix_attention
 from kernels.prefix_choice import PrefixKernel
 
 NUM_PAGES = 60
@@ -53,7 +52,7 @@ class World:
         share: bool,
         capture: Capture | None,
         max_rows: int = 16,
-        prefix_kernel: PrefixKernel = prefix_attention,
+        prefix_kernel: PrefixKernel | None = None,
     ) -> None:
         c, device = weights.config, weights.embedding.device
         self.cache = KVCache(

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from litestar import Litestar
 
-from app import server
+from app import main, server
 from app.settings import Settings, load_settings
 from engine.errors import ModelError
+from tests.app.fake_engine import FakeEngine
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +36,13 @@ def serve(
         raise fault
         yield
 
-    def create_app(settings: Settings) -> Litestar:
+    def create_app(settings: Settings, **how: Any) -> Litestar:
         seen.append(settings)
         return Litestar(lifespan=[lifespan], openapi_config=None)
 
-    monkeypatch.setattr(server, "create_app", create_app)
-    monkeypatch.setattr(server, "resolve_model", lambda *_: tmp_path / "found")
-    monkeypatch.setattr(server, "read_model_config", lambda _: None)
+    monkeypatch.setattr(main, "create_app", create_app)
     settings = load_settings({"data_dir": str(tmp_path), "port": "0"})
-    server.run_server(settings)
+    server.run_server(settings, FakeEngine())
 
 
 def test_a_known_fault_is_raised_without_a_traceback(
@@ -63,7 +62,7 @@ def test_an_unknown_fault_is_logged_with_its_traceback(
     with pytest.raises(SystemExit):
         serve(RuntimeError("a defect"), tmp_path, monkeypatch, seen)
     (settings,) = seen
-    assert settings.model == str(tmp_path / "found")
+    assert settings.data_dir == tmp_path
     captured = capfd.readouterr()
     assert "RuntimeError: a defect" in captured.out + captured.err
     assert "serves on" not in captured.out
