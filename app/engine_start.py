@@ -24,9 +24,10 @@ class EngineStart:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._model_dir = asyncio.create_task(asyncio.to_thread(self._find_model))
+        self._config = asyncio.create_task(self._make_config())
         self._engine = asyncio.create_task(
             EngineClient.start(
-                self._config(),
+                self._config,
                 command=[*DEFAULT_COMMAND, *settings.engine_options],
                 watchdog_s=settings.watchdog_s,
             )
@@ -43,7 +44,9 @@ class EngineStart:
     async def close(self) -> None:
         """End the engine, started or not. May be called again."""
         self._engine.cancel()
-        await asyncio.gather(self._model_dir, self._engine, return_exceptions=True)
+        self._config.cancel()
+        tasks = (self._engine, self._config, self._model_dir)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if not self._engine.cancelled() and self._engine.exception() is None:
             await self._engine.result().close()
 
@@ -52,5 +55,5 @@ class EngineStart:
         read_model_config(model_dir)
         return model_dir
 
-    async def _config(self) -> EngineConfig:
+    async def _make_config(self) -> EngineConfig:
         return self._settings.engine_config(await self.model_dir())

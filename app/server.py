@@ -20,6 +20,7 @@ from app.progress import step
 from app.settings import Settings
 from engine.client import Engine
 from engine.errors import EngineError
+from engine.model.source import EMBEDDED, resolve_model
 from sessions.errors import SessionsError
 
 Message = MutableMapping[str, Any]
@@ -47,6 +48,10 @@ def run_server(settings: Settings, engine: Engine | None = None) -> None:
         _warn_of_plain_http(settings)
         # First of all: starting the engine takes seconds, a taken port is known at once.
         sockets = [at_end.enter_context(one) for one in bind(settings.host, settings.port)]
+        if settings.model != EMBEDDED and engine is None:
+            # A download, which a signal ends; that of the embedded model is made by the set-up.
+            found = resolve_model(settings.model, settings.data_dir, click.echo)
+            settings = settings.model_copy(update={"model": str(found)})
         configure_logging(settings.log_level, settings.log_format, process="web")
         with contextlib.suppress(KeyboardInterrupt):  # raised again after an orderly end
             asyncio.run(_serve(settings, sockets, engine))
