@@ -91,6 +91,8 @@ class Pictures:
             page.goto(path)
             page.wait_for_timeout(300)
             self.take(name)
+        self._assistants()
+        self._accounts()
 
     def _branches(self) -> None:
         """Answers side by side, a question that is asked otherwise, a message that waits."""
@@ -118,6 +120,61 @@ class Pictures:
         page.click(".queued__withdraw")
         page.click(".message__stop")
         page.wait_for_selector(".message--running", state="detached")
+
+    def _assistants(self) -> None:
+        """An assistant that is written, looked at, changed, and a chat that can be moved."""
+        page = self._page
+        page.goto("/assistants/new")
+        self.take("assistant-new")
+        page.fill("[name=name]", "The house")
+        page.fill("[name=system_prompt]", "You know the house and its rules. " * 12)
+        page.click("text=Paste a text")
+        paste = page.locator(".asst__document").last
+        paste.locator("[name=document_name]").fill("tea")
+        paste.locator("[name=document_text]").fill("Tea is at four. " * 20)
+        page.click("text=Add it")
+        page.wait_for_timeout(600)
+        self.take("assistant-written")
+        page.click("#save")
+        page.wait_for_url("**/assistants/*?done=*")
+        assistant = page.url.split("?")[0]
+        self.take("assistant")
+        page.click(".asst__new")
+        page.fill("#composer-text", f"{REPEAT}Tea at four, then.")
+        page.press("#composer-text", "Enter")
+        page.wait_for_url("**/chats/*")
+        expect(page.locator(DONE)).to_have_count(1)
+        chat = page.url
+        page.goto(f"{assistant}/edit")
+        page.fill("[name=system_prompt]", "You know the house, and nothing else.")
+        page.click("#save")
+        page.wait_for_url("**/assistants/*?done=*")
+        page.goto(chat)
+        self.take("chat-of-an-older-version")
+
+    def _accounts(self) -> None:
+        """A guest who takes a name, a key, what operators see, and somebody who is invited."""
+        page = self._page
+        page.goto("/account")
+        self.take("account-guest")
+        page.fill("input[name=name]", f"Ada {self._suffix}")
+        page.fill("input[name=password]", "correct horse battery")
+        page.click("text=Make an account")
+        page.fill("#key-name", "a notebook")
+        page.click("text=Make a key")
+        page.wait_for_selector("#new-key")
+        self.take("account")
+        page.goto("/operator")
+        page.wait_for_timeout(300)
+        self.take("operator")
+        page.goto("/people")
+        page.click("text=Make a link")
+        page.wait_for_selector("#made-link")
+        self.take("people")
+        page.goto(page.locator("#made-link").text_content() or "")
+        self.take("invitation")
+        page.goto("/sign-in")
+        self.take("sign-in")
 
     def _plain_pages(self, chat: str) -> dict[str, str]:
         return {
