@@ -64,10 +64,10 @@ def _curves(axes: Axes, rows: Sequence[Row], x: str, group: str, label: str) -> 
 def plot_resume(result: Row) -> Figure:
     """A panel for each model and disk speed."""
     rows: list[Row] = result["rows"]
-    panels = list(dict.fromkeys((row["model"], round(row["disk_mbps"])) for row in rows))
+    panels = list(dict.fromkeys(map(_disk, rows)))
     figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        own = [row for row in rows if (row["model"], round(row["disk_mbps"])) == panel]
+        own = [row for row in rows if _disk(row) == panel]
         for method, colour in zip(
             dict.fromkeys(row["method"] for row in own), COLOURS, strict=False
         ):
@@ -81,13 +81,19 @@ def plot_resume(result: Row) -> Figure:
                 color=colour,
                 label=method,
             )
-        axes.set_title(f"{panel[0]}, {panel[1]} MB/s", fontsize="small")
+        axes.set_title(", ".join(panel), fontsize="small")
         axes.set_xlabel("history (tokens)")
         axes.set_ylabel("time to first token (ms)")
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     return figure
+
+
+def _disk(row: Row) -> tuple[str, str]:
+    """Model and disk of a row; the disk's own speed is measured anew for each of them."""
+    speed = f"{row['disk_mbps']:.0f} MB/s" if row["throttled"] else "the disk's own speed"
+    return row["model"], speed
 
 
 PLOTS: dict[str, Callable[[Row], Figure]] = {"decode": plot_decode, "resume": plot_resume}

@@ -34,8 +34,8 @@ FULL = Sizes(
     mha_tokens=(256, 1024, 2600),
     max_prefix=4096,
     mbps=(125, 500),
-    rounds=7,
-    throttled_rounds=5,
-    recompute_rounds=3,
+    rounds=5,
+    throttled_rounds=3,
+    recompute_rounds=1,
     raw_bytes=512 << 20,
 )

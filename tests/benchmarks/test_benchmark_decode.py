@@ -159,13 +159,15 @@ def test_what_is_no_result_is_not_plotted(tmp_path: Path) -> None:
 
 def test_the_restore_plot_has_a_curve_for_each_method(tmp_path: Path) -> None:
     rows = [
-        {"model": "m", "tokens": n, "disk_mbps": d, "method": method, "ttft_ms": n / d}
-        for n in (100, 1000)
-        for d in (125, 2000.4)
+        {"model": "m", "tokens": n, "disk_mbps": d, "throttled": d == 125, "method": method,
+         "ttft_ms": n / d}
+        for n, own_speed in ((100, 1900.0), (1000, 2000.4))  # measured for each length
+        for d in (125, own_speed)
         for method in ("auto", "kv")
-    ]
+    ]  # fmt: skip
     path = tmp_path / "resume.json"
     path.write_text(json.dumps({"benchmark": "resume", "rows": rows}))
     assert plot.main([str(path)]) == 0
     drawn = path.with_suffix(".svg").read_text()
-    assert all(text in drawn for text in ("auto", "kv", "m, 2000 MB/s"))
+    assert all(text in drawn for text in ("auto", "kv", "m, 125 MB/s"))
+    assert drawn.count("own speed") == 1

@@ -250,3 +250,19 @@ def test_a_grid_survives_the_import(embedded_model: Path) -> None:
         assert four_bit_grid(get(f"model.layers.11.{part}.weight")) is not None
     head = get("model.embed_tokens.weight")[:4096]
     assert torch.equal(eight_bit_grid(head).weight(), head)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_that_is_not_finite_is_refused(
+    tmp_path: Path, value: float, name: str, dtype: torch.dtype
+) -> None:
+    """Wherever it is in a tensor, in each dtype that a file may have."""
+    model_dir = make_tiny_model(tmp_path, num_kv_heads=2)
+    path = model_dir / "model.safetensors"
+    tensors = {key: tensor.to(dtype) for key, tensor in load_file(path).items()}
+    tensors[name][-1, 3] = value
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"damaged: {name} has values not finite"):
+        load(model_dir, "fp32", torch.float32)
