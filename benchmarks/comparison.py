@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.floors import decode_floor_s
+from benchmarks.floors import Precision, decode_floor_s
 from benchmarks.machine import Peak
 from benchmarks.report import Row, floor_shares
 from engine.model.model_config import ModelConfig
-
-EIGHT_BIT_GAIN = 2.0  # of dot products in 8 bits over those in bf16
-MIN_WIDE_BYTES = 2.0  # of a weight that is multiplied in bf16 or fp32
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Bytes that a side keeps for a weight and for a number of its K/V."""
-
-    weight_bytes: float
-    kv_bytes: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,7 @@ class Comparison:
                 suffix=self.suffix,
                 shared=shared,
                 kv_item_bytes=precision.kv_bytes,
-                weight_gain=EIGHT_BIT_GAIN if precision.weight_bytes < MIN_WIDE_BYTES else 1.0,
+                weight_gain=precision.weight_gain,
             )
 
         return {

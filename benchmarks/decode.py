@@ -36,11 +36,11 @@ import torch
 
 from benchmarks import engines, machine
 from benchmarks.agreement import check_logits
-from benchmarks.comparison import Comparison, Precision
+from benchmarks.comparison import Comparison
 from benchmarks.decode_sizes import FULL, QUICK, Sizes
 from benchmarks.decoding import Decoding, Side
 from benchmarks.engines import Engine
-from benchmarks.floors import kv_bytes_per_token
+from benchmarks.floors import Precision, kv_bytes_per_token
 from benchmarks.geometry import MHA_DECODE_LAYERS, make_mha_model
 from benchmarks.machine import Peak
 from benchmarks.report import Options, Row, progress, run
@@ -55,9 +55,6 @@ MIN_STEPS = 2
 ORDER: tuple[tuple[Side, Side], ...] = (("shared", "unshared"), ("unshared", "shared"))
 
 
-WEIGHT_BYTES = {"int8": 1.0625, "int4": 0.625}  # of a weight, its scales included
-
-
 class Benchmark:
     """One run over one model: owns both sides and collects the rows."""
 
@@ -70,7 +67,7 @@ class Benchmark:
     ) -> None:
         """format: of our weights; None: the dtype."""
         self.sizes, self.dtype = sizes, dtype
-        self.weight_bytes = WEIGHT_BYTES.get(format or "", dtype.itemsize)
+        self.precision = Precision.of(format, dtype.itemsize)
         self.model = model_dir.name
         self.max_batch = sizes.most_rows
         self.decoding = Decoding(
@@ -242,8 +239,7 @@ class Benchmark:
         self, comparisons: list[Comparison], peak: Peak, theirs: Precision | None = None
     ) -> list[Row]:
         """The contract's rows, with each side's share of its floor; `theirs` if not as ours."""
-        ours = Precision(self.weight_bytes, self.dtype.itemsize)
-        config = self.decoding.config
+        config, ours = self.decoding.config, self.precision
         return [one.row(self.model, config, peak, ours, theirs or ours) for one in comparisons]
 
 

@@ -7,6 +7,31 @@ from dataclasses import dataclass
 from benchmarks.machine import Peak
 from engine.model.model_config import ModelConfig
 
+WEIGHT_BYTES = {"int8": 1.0625, "int4": 0.625}  # of a weight, its scales included
+EIGHT_BIT_GAIN = 2.0  # of dot products in 8 bits over those in bf16
+MIN_WIDE_BYTES = 2.0  # of a weight that is multiplied in bf16 or fp32
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes that a side keeps for a weight and for a number of its K/V."""
+
+    weight_bytes: float
+    kv_bytes: float
+
+    @classmethod
+    def of(cls, format: str | None, item_bytes: int) -> Precision:
+        """Ours, by the format of the weights (None: the dtype's) and the bytes of the dtype."""
+        return cls(WEIGHT_BYTES.get(format or "", item_bytes), item_bytes)
+
+    @property
+    def weight_gain(self) -> float:
+        """How many times the GEMM peak of the dtype products with the weights may be made at.
+
+        8-bit dot products take twice as many numbers an instruction.
+        """
+        return EIGHT_BIT_GAIN if self.weight_bytes < MIN_WIDE_BYTES else 1.0
+
 
 def layer_params(config: ModelConfig) -> int:
     """Weights of one layer's projections."""

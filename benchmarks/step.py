@@ -3,12 +3,15 @@
 Steps of the real engine (its queue, model, sampler and messages), chats in mid-answer below one
 shared prefix; steps with a clock around each part alternate with steps without any, of which
 `step_ms` is taken. `floor_ms`: weights and K/V read once at the run's memory bandwidth, or the
-products at its packed-GEMM peak, whichever is more. `python` is all that lies between the parts.
+products at its packed-GEMM peak, whichever is more; those with weights of at most 8 bits at twice
+that peak. `overhead_share`: of scheduling, messages and Python; `scale`: tokens per second of the
+largest batch over those of 32 chats. `python` is all that lies between the parts.
 `prefill` is a step that reads `tokens` of a prompt while nobody decodes.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import socket
 import statistics
@@ -16,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.floors import kv_bytes_per_token, layer_params
+from benchmarks.floors import Precision, kv_bytes_per_token, layer_params
 from benchmarks.machine import Peak
 from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.step_parts import PARTS, Clocks, clocks_in
@@ -40,6 +43,9 @@ from engine.request import State
 from kernels.threading import configure_torch
 from sessions.chunks import ChunkStore
 
+Timed = tuple[int, int, str, dict[str, float], float]  # batch, prefix, sampler, parts, suffix
+
+SCALE_FROM = 32  # chats, that the largest batch is held against
 SUFFIX = 64  # tokens of each chat before it decodes
 WARM_UP_STEPS = 3
 SAMPLERS = {
@@ -60,9 +66,9 @@ class Sizes:
     chunks: tuple[int, ...]  # of prefill
 
 
-QUICK = Sizes((1, 8, 32, 64), (0, 2048), ("greedy",), 24, 1.5, (64, 256, 1024))
+QUICK = Sizes((1, 8, 32, 128), (64, 2048), ("greedy",), 24, 1.5, (64, 256, 1024))
 FULL = Sizes(
-    (1, 8, 32, 64, 128), (0, 2048), ("greedy", "sampled"), 48, 6.0, (32, 64, 128, 256, 512, 1024)
+    (1, 8, 32, 64, 128), (0, 64, 2048), ("greedy", "sampled"), 48, 4.0, (64, 256, 512, 1024, 2048)
 )
 
 
@@ -100,6 +106,7 @@ class Steps:
                 model_dir=str(options.model_dir),
                 model_name=options.model_name,
                 dtype=options.dtype,
+                weights=options.extra.weights,
                 kv_memory_bytes=pages * page_bytes,
                 max_batch=most,
                 max_queue=most,
@@ -183,16 +190,17 @@ class Steps:
 
 
 def floors(
-    config: ModelConfig, item_bytes: int, peak: Peak, batch: int, prefix: int, suffix: float
+    config: ModelConfig, bytes_of: Precision, peak: Peak, batch: int, prefix: int, suffix: float
 ) -> dict[str, float]:
     """Milliseconds that each part, and a whole step, cannot go below; parts not named: nothing."""
     weights = config.num_layers * layer_params(config)
     head = config.vocab_size * config.hidden_size
-    key_bytes = kv_bytes_per_token(config, item_bytes)
+    key_bytes = kv_bytes_per_token(config, 1) * bytes_of.kv_bytes
+    row_flops = 2.0 * batch / bytes_of.weight_gain
     pair = 4.0 * config.num_layers * config.num_heads * config.head_dim
     each = {
-        "projections": (weights * item_bytes, 2.0 * batch * weights),
-        "head": (head * item_bytes, 2.0 * batch * head),
+        "projections": (weights * bytes_of.weight_bytes, row_flops * weights),
+        "head": (head * bytes_of.weight_bytes, row_flops * head),
         "prefix_attention": (prefix * key_bytes, pair * batch * prefix),
         "suffix_attention": (batch * suffix * key_bytes, pair * batch * suffix),
     }
@@ -229,7 +237,7 @@ def measure(options: Options) -> Row:
     dtype = resolve_dtype(options.dtype)
     config = read_model_config(options.model_dir)
     peak = machine.measure_peak(dtype, quick=options.quick)
-    timed: list[tuple[int, int, str, dict[str, float], float]] = []
+    timed: list[Timed] = []
     prefill: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as directory, _sender() as out:
         store = ChunkStore([Path(directory)], cap_bytes=4 << 30)
@@ -244,25 +252,29 @@ def measure(options: Options) -> Row:
             progress(f"prefill of {tokens}")
             times = [steps.prefill(tokens) for _ in range(4 if options.quick else 8)]
             prefill.append((tokens, statistics.median(times[1:])))
+        format = steps.engine.info.weights
         steps.engine.close()
         store.close()
+    bytes_of = Precision.of(format, dtype.itemsize)
     peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
     return {
         "model": options.model_name,
         "dtype": "bf16" if dtype.itemsize == 2 else "fp32",
+        "weights": format,
         "machine": machine.describe(),
         "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
         "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
         "suffix": SUFFIX,
-        "rows": [_row(config, dtype.itemsize, peak, *row) for row in timed],
-        "floors": [_floor_row(config, dtype.itemsize, peak, *row) for row in timed],
-        "prefill": [_prefill_row(config, peak, *row) for row in prefill],
+        "rows": [_row(config, bytes_of, peak, *row) for row in timed],
+        "floors": [_floor_row(config, bytes_of, peak, *row) for row in timed],
+        "scale": _scale(timed),
+        "prefill": [_prefill_row(config, bytes_of, peak, *row) for row in prefill],
     }
 
 
 def _row(
     config: ModelConfig,
-    item_bytes: int,
+    bytes_of: Precision,
     peak: Peak,
     batch: int,
     prefix: int,
@@ -270,7 +282,7 @@ def _row(
     parts: dict[str, float],
     suffix: float,
 ) -> Row:
-    floor = floors(config, item_bytes, peak, batch, prefix, suffix)["step"]
+    floor = floors(config, bytes_of, peak, batch, prefix, suffix)["step"]
     busy = parts["scheduling"] + parts["answers"] + parts["python"]
     return {
         "batch": batch,
@@ -287,7 +299,7 @@ def _row(
 
 def _floor_row(
     config: ModelConfig,
-    item_bytes: int,
+    bytes_of: Precision,
     peak: Peak,
     batch: int,
     prefix: int,
@@ -295,7 +307,7 @@ def _floor_row(
     parts: dict[str, float],
     suffix: float,
 ) -> Row:
-    found = floors(config, item_bytes, peak, batch, prefix, suffix)
+    found = floors(config, bytes_of, peak, batch, prefix, suffix)
     row: Row = {"batch": batch, "prefix": prefix, "sampler": sampler}
     for part, floor in found.items():
         row[f"{part}_ms"] = round(floor, 3)
@@ -303,11 +315,31 @@ def _floor_row(
     return row
 
 
-def _prefill_row(config: ModelConfig, peak: Peak, tokens: int, seconds: float) -> Row:
+def _scale(timed: Sequence[Timed]) -> list[Row]:
+    """Throughput of the largest batch over that of `SCALE_FROM` chats, for what has both."""
+    rate = {(prefix, sampler, batch): batch / parts["step"] * 1e3
+            for batch, prefix, sampler, parts, _ in timed}  # fmt: skip
+    most = max(batch for batch, *_ in timed)
+    return [
+        {
+            "prefix": prefix,
+            "sampler": sampler,
+            "batch": most,
+            "tok_s": round(rate[prefix, sampler, most], 1),
+            "ratio": round(rate[prefix, sampler, most] / rate[prefix, sampler, SCALE_FROM], 3),
+        }
+        for prefix, sampler, batch in rate
+        if batch == SCALE_FROM and most > SCALE_FROM
+    ]
+
+
+def _prefill_row(
+    config: ModelConfig, bytes_of: Precision, peak: Peak, tokens: int, seconds: float
+) -> Row:
     pairs = tokens * (tokens + 1) / 2
-    flops = config.num_layers * (
-        2.0 * tokens * layer_params(config) + 4.0 * config.num_heads * config.head_dim * pairs
-    )
+    weights = 2.0 * tokens * layer_params(config) / bytes_of.weight_gain
+    attention = 4.0 * config.num_heads * config.head_dim * pairs
+    flops = config.num_layers * (weights + attention)
     floor = flops / peak.flops_per_s
     return {
         "tokens": tokens,
@@ -318,9 +350,18 @@ def _prefill_row(config: ModelConfig, peak: Peak, tokens: int, seconds: float) -
     }
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights",
+        choices=["bf16", "fp32", "int8", "int4"],
+        default="auto",
+        help="their format, the dtype unless given",
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    return run("step", __doc__, measure, argv)
+    return run("step", __doc__, measure, argv, _add_options)
 
 
 if __name__ == "__main__":

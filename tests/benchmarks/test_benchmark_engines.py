@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from benchmarks import decode
-from benchmarks.comparison import Comparison, Precision
+from benchmarks.comparison import Comparison
 from benchmarks.decode_sizes import Sizes
 from benchmarks.engines import gguf_weight_bytes
+from benchmarks.floors import Precision
 from benchmarks.llama_side import LlamaSide
 from benchmarks.machine import Peak
 from benchmarks.openvino_side import OpenVinoSide
