@@ -73,7 +73,7 @@ FULL = Sizes(
 
 
 @contextmanager
-def _sender() -> Iterator[_Sender]:
+def null_sender() -> Iterator[_Sender]:
     """What an engine emits to in a server; another process takes what is sent."""
     ours, theirs = socket.socketpair()
     reader = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
@@ -239,7 +239,7 @@ def measure(options: Options) -> Row:
     peak = machine.measure_peak(dtype, quick=options.quick)
     timed: list[Timed] = []
     prefill: list[tuple[int, float]] = []
-    with tempfile.TemporaryDirectory() as directory, _sender() as out:
+    with tempfile.TemporaryDirectory() as directory, null_sender() as out:
         store = ChunkStore([Path(directory)], cap_bytes=4 << 30)
         steps = Steps(options, config, sizes, store, out)
         for sampler in sizes.samplers:

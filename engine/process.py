@@ -192,7 +192,7 @@ def serve(make_engine: MakeEngine, sock: socket.socket) -> int:
         sender.emit(Fatal(reason=f"the engine could not start: {type(error).__name__}: {error}"))
         sender.close()
         return 1
-    _settle_memory()
+    settle_memory()
     sender.emit(engine.info)
     try:
         return _loop(engine, inbox, sender.emit)
@@ -201,7 +201,7 @@ def serve(make_engine: MakeEngine, sock: socket.socket) -> int:
         sender.close()
 
 
-def _settle_memory() -> None:
+def settle_memory() -> None:
     """Give back what only loading needed; the collector passes over what stays from now on."""
     gc.collect()
     gc.freeze()

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
 from engine.memory.page_pool import PAGE_SIZE
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU in memory that is not taken from the machine until it is written."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=dtype).view(shape)
 
 
 class KVCache:
@@ -25,7 +37,7 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         shape = (num_layers, 2, num_pages * PAGE_SIZE, num_kv_heads, head_dim)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv = _zeros(shape, dtype, torch.device(device))
         self.k: list[Tensor] = [self.kv[layer, 0] for layer in range(num_layers)]
         self.v: list[Tensor] = [self.kv[layer, 1] for layer in range(num_layers)]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import psutil
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.page_pool import PagePool, pages_for
+from engine.memory.kv_cache import KVCache
+from engine.memory.page_pool import PAGE_SIZE, PagePool, pages_for
 from engine.memory.sequence import IdDigest, Sequence, common_length
 from tests.engine.harness import random_ids
 
@@ -91,3 +94,13 @@ def test_common_length(a: list[int], b: list[int]) -> None:
     common = common_length(a, b)
     assert a[:common] == b[:common]
     assert common == min(len(a), len(b)) or a[common] != b[common]
+
+
+def test_kv_memory_is_taken_as_it_is_written() -> None:
+    """A pool for many chats costs what the chats in it cost."""
+    before = psutil.Process().memory_info().rss
+    cache = KVCache(4, 1024, 4, 64, torch.bfloat16)
+    assert cache.kv.nbytes == 1024 * KVCache.bytes_per_page(4, 4, 64, torch.bfloat16)
+    cache.k[3][-PAGE_SIZE:] = 1.0
+    assert not cache.v[0][:PAGE_SIZE].any()
+    assert psutil.Process().memory_info().rss - before < cache.kv.nbytes // 4
