@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from app.timeline import Timeline
 from sessions.records import Message
 
 NOTES = {
@@ -66,7 +65,7 @@ class AnswerView:
     done: int = 0
     total: int = 0
     note: str = ""
-    timelines: Sequence[Timeline] = ()
+    line: str = ""  # where its last turn's time went, in short
     retryable: bool = False
     continuable: bool = False
     branch: Branch | None = None

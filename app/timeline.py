@@ -48,6 +48,11 @@ def timelines_of(latencies: Sequence[Latency]) -> list[Timeline]:
     ]
 
 
+def last_line(latencies: Sequence[Latency]) -> str:
+    """The line of the last of an answer's turns; "" when no prompt of theirs was read."""
+    return next((latency_line(one) for one in reversed(latencies) if was_read(one)), "")
+
+
 def was_read(latency: Latency) -> bool:
     """False for a turn that was stopped in the queue."""
     return latency.server_ttft_ms is not None or latency.prefill_ms > 0

@@ -18,7 +18,7 @@ from app.conversation_views import AnswerView, note_of
 from app.live_turn import LiveTurn
 from app.rendering import render_markdown
 from app.security import csrf_token, known_user
-from app.timeline import timelines_of
+from app.timeline import last_line
 from app.turn_records import RETRYABLE, can_go_on
 from sessions.records import Latency, Message
 
@@ -109,7 +109,7 @@ class Views:
             running=False,
             html=Markup(html),
             note=note_of(message),
-            timelines=timelines_of(latencies),
+            line=last_line(latencies),
             retryable=last and message.status in RETRYABLE,
             continuable=last and can_go_on(message),
             **more,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from litestar import Response, get, post
 from litestar.enums import MediaType
 from litestar.params import FromPath
@@ -11,8 +13,46 @@ from app.errors import DomainError
 from app.faults import NoSuchPage
 from app.routes.browser import form_field, go_to, html, number_of_answers, user_id_of
 from app.routes.turns import not_sent
+from app.security import csrf_token
 from app.services import HTTPRequest, Services, UseServices, is_fragment, received_at
-from sessions.records import Chat
+from app.timeline import timelines_of
+from sessions.records import Chat, Message
+
+
+@get("/messages/{message_id:str}/edit", include_in_schema=False)
+async def edit_form(
+    request: HTTPRequest, services: UseServices, message_id: FromPath[str]
+) -> Response[str]:
+    """The field to ask otherwise."""
+    chat, message = await _message(request, services, message_id)
+    if message.role != "user":
+        raise NoSuchPage
+    return await _part(request, services, chat, "edit.html", "Ask otherwise", message=message)
+
+
+@get("/messages/{message_id:str}/again", include_in_schema=False)
+async def compare_form(
+    request: HTTPRequest, services: UseServices, message_id: FromPath[str]
+) -> Response[str]:
+    """How many answers there are to be beside this one."""
+    chat, message = await _message(request, services, message_id)
+    if message.role != "assistant":
+        raise NoSuchPage
+    return await _part(request, services, chat, "compare.html", "Answer again", message=message)
+
+
+@get("/messages/{message_id:str}/timeline", include_in_schema=False)
+async def timeline(
+    request: HTTPRequest, services: UseServices, message_id: FromPath[str]
+) -> Response[str]:
+    """Where the time of an answer went, turn by turn."""
+    chat, message = await _message(request, services, message_id)
+    measured = await services.repository.chat_latency(chat.id)
+    turns = timelines_of([one.latency for one in measured if one.message_id == message_id])
+    heading = "Where the time went"
+    return await _part(
+        request, services, chat, "timeline.html", heading, message=message, timelines=turns
+    )
 
 
 @post("/messages/{message_id:str}/edit", include_in_schema=False)
@@ -88,10 +128,7 @@ async def text(
     request: HTTPRequest, services: UseServices, message_id: FromPath[str]
 ) -> Response[str]:
     """The message as it is stored, for copying."""
-    chat = await _chat_of(request, services, message_id)
-    message = await services.repository.message(chat.id, message_id)
-    if message is None:
-        raise NoSuchPage
+    _, message = await _message(request, services, message_id)
     return Response(message.text, media_type=MediaType.TEXT)
 
 
@@ -100,6 +137,28 @@ async def _chat_of(request: HTTPRequest, services: Services, message_id: str) ->
     user_id = await user_id_of(request)
     chat_id = user_id and await services.repository.chat_of_message(user_id, message_id)
     return await pages.own_chat(services, user_id, chat_id or "")
+
+
+async def _message(
+    request: HTTPRequest, services: Services, message_id: str
+) -> tuple[Chat, Message]:
+    """A message of this user, and its chat. Raises NoSuchPage."""
+    chat = await _chat_of(request, services, message_id)
+    message = await services.repository.message(chat.id, message_id)
+    if message is None:
+        raise NoSuchPage
+    return chat, message
+
+
+async def _part(
+    request: HTTPRequest, services: Services, chat: Chat, name: str, heading: str, **context: Any
+) -> Response[str]:
+    """What opens at a message: for scripts the part itself, else a page with it."""
+    if is_fragment(request):
+        return html(services.views.fragment(name, csrf_token=csrf_token(request), **context))
+    context |= await pages.sidebar(services, chat.user_id, current=chat.id)
+    context |= {"heading": heading, "part": f"fragments/{name}"}
+    return html(services.views.page(request, "message.html", context))
 
 
 async def _changed(
@@ -111,4 +170,4 @@ async def _changed(
     return html(await chat_pages.conversation_fragment(services, request, chat))
 
 
-HANDLERS = [edit, answer_again, retry, go_on, select, text]
+HANDLERS = [edit_form, compare_form, timeline, edit, answer_again, retry, go_on, select, text]

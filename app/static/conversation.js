@@ -27,7 +27,7 @@
     const button = event.target.closest?.(".message__copy");
     if (!button) return;
     try {
-      await copyMessage(button.dataset.copy);
+      await copyMessage(button.closest(".message").id.replace("message-", ""));
       button.textContent = "Copied";
     } catch {
       button.textContent = "Not copied";
@@ -46,14 +46,23 @@
     if (field) field.value = field.defaultValue;
   };
 
+  const writeIn = (field) => {
+    field.focus();
+    field.setSelectionRange(field.value.length, field.value.length);
+    field.scrollIntoView({ block: "nearest" });
+  };
+
+  // The field is fetched when it is first asked for, and is there from then on.
+  rejoinder.onContent((root) => {
+    const [field] = rejoinder.all(root, ".edit__text").filter((one) => one.closest(".edit[open]"));
+    if (field) writeIn(field);
+  });
+
   document.addEventListener(
     "toggle",
     (event) => {
       const field = event.target.open && event.target.querySelector?.(".edit__text");
-      if (!field) return;
-      field.focus();
-      field.setSelectionRange(field.value.length, field.value.length);
-      field.scrollIntoView({ block: "nearest" });
+      if (field) writeIn(field);
     },
     true,
   );
@@ -76,7 +85,7 @@
       } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         if (!event.target.matches?.(".edit__text")) return;
         event.preventDefault();
-        open.querySelector(".edit__send").click();
+        open.querySelector(".edit__send")?.click();
       }
     },
     true,
@@ -108,7 +117,8 @@
   };
 
   document.addEventListener("htmx:after:swap", (event) => {
-    const action = event.detail.ctx?.request?.action ?? "";
+    const { action = "", method } = event.detail.ctx?.request ?? {};
+    if (method !== "POST") return;
     const [, what] = action.match(/^\/messages\/[0-9a-f]+\/(\w+)$/) ?? [];
     if (!what) return;
     requestAnimationFrame(what === "select" ? backToPlace : toTheEnd);

@@ -157,6 +157,47 @@ async def test_the_stored_text_can_be_read_exactly(browser: Browser, server: Ser
     assert (await browser.http.get(f"/messages/{question_id}/text")).text == "  Q?\n"
 
 
+async def test_what_opens_at_a_message_is_a_part_and_a_page(
+    browser: Browser, server: Server
+) -> None:
+    text = "\n <b>Q</b> & more\n"
+    chat_id = await new_chat(browser, server, text, "uno")
+    [(question_id, _, _), (answer_id, _, _)] = messages(browser.page)
+    for path, needle in (
+        (f"/messages/{question_id}/edit", ">\n\n &lt;b&gt;Q&lt;/b&gt; &amp; more\n</textarea>"),
+        (f"/messages/{answer_id}/again", '<button class="button button--small" type="submit"'),
+        (f"/messages/{answer_id}/timeline", 'class="timeline__step timeline__step--first"'),
+    ):
+        assert f'href="{path}"' in (await browser.get(f"/chats/{chat_id}")).text
+        part = await browser.http.get(path, headers=HTMX)
+        page = await browser.get(path)
+        assert (part.status_code, page.status_code) == (200, 200)
+        assert part.text in page.text or path.endswith(("edit", "again")), "they have a token"
+        assert needle in part.text
+        assert needle in page.text
+        assert ("<html" in part.text, "<html" in page.text) == (False, True)
+        assert f'href="/chats/{chat_id}#message-' in page.text
+        assert "HX-Request" in part.headers["vary"]
+    for path in (f"/messages/{answer_id}/edit", f"/messages/{question_id}/again"):
+        assert (await browser.get(path)).status_code == 404
+
+
+async def test_a_form_on_a_page_of_its_own_is_sent_as_it_stands(
+    browser: Browser, server: Server
+) -> None:
+    chat_id = await new_chat(browser, server, "One", "uno")
+    [(question_id, _, _), (answer_id, _, _)] = messages(browser.page)
+    await browser.get(f"/messages/{answer_id}/again")
+    assert (await browser.post(f"/messages/{answer_id}/again", {"answers": "2"})).status_code == 303
+    for number in (1, 2):
+        (await server.engine.next_turn(number)).end()
+    assert 'class="candidates candidates--2"' in await ended(browser, chat_id)
+    await browser.get(f"/messages/{question_id}/edit")
+    assert (await browser.post(f"/messages/{question_id}/edit", {"edited": "E"})).status_code == 303
+    (await server.engine.next_turn(3)).end()
+    assert texts(await ended(browser, chat_id))[0] == "E"
+
+
 async def test_a_long_message_is_shown_in_part(browser: Browser, server: Server) -> None:
     await new_chat(browser, server, "short", "a")
     assert "message__body--long" not in browser.page
@@ -192,7 +233,13 @@ async def test_nobody_else_can_do_anything_with_a_message(
                     refused = await other.post(path, {"edited": "x", "text": "x"}, htmx=htmx)
                     assert refused.status_code == 404, path
                     assert "Mine alone" not in refused.text
-            for path in (f"/messages/{answer_id}/text", f"/turns/{turn_id}/candidates"):
+            for path in (
+                f"/messages/{answer_id}/text",
+                f"/messages/{answer_id}/again",
+                f"/messages/{answer_id}/timeline",
+                f"/messages/{question_id}/edit",
+                f"/turns/{turn_id}/candidates",
+            ):
                 assert (await other.get(path)).status_code == 404
         assert len(server.engine.turns) == engine_turns
     assert rows(web_settings, "SELECT id, active_leaf_id FROM chat")[:1] == before[0]

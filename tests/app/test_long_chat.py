@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ class Lamp:
 ```
 """
 LIMIT_S = 0.3
+OWN_BYTES = 1_300  # of a message beside its text: names, buttons, the line under an answer
 
 
 def text_of_message(number: int) -> str:
@@ -106,6 +108,10 @@ async def test_a_long_chat_opens_fast_while_others_decode(browser: Browser, serv
         cpu.append(time.process_time() - began)
         assert page.text.count('class="message ') == MESSAGES
         assert page.text.count('class="code"') == MESSAGES // 6  # users' code stays text
+    text = r'<div class="message__body.*?</div>\s*(?=<footer|<div class="message__tools|<label)'
+    bare = re.sub(text, "", page.text, flags=re.DOTALL)
+    assert "keeper of the lighthouse" not in bare, "what is left is not the messages' own"
+    assert len(bare) < len((await browser.get("/")).text) + MESSAGES * OWN_BYTES
     decoding.cancel()
     for other in others:
         other.end()
