@@ -166,7 +166,9 @@ def answer_error(request: HTTPRequest, error: Exception) -> Response[Any]:
         return ask_to_sign_in(request, request.app.state.views)
     problem = problem_of(error)
     if problem.status >= 500 and not isinstance(error, EngineUnavailable):
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        # The route, not the path: that of an invitation is a secret.
+        route = request.scope.get("path_template") or "no route"
+        logger.error("%s %s failed", request.method, route, exc_info=error)
     response = problem_response(request, request.app.state.views, problem)
     if isinstance(error, MethodNotAllowedException):
         response.set_header("Allow", (error.headers or {}).get("allow", "GET, HEAD"))

@@ -42,13 +42,13 @@ class AccountRepository:
         return await self._database.write(create)
 
     async def user_by_token(self, token_hash: str) -> User | None:
-        """The user whose login has this hash, unless it or the user was ended.
+        """The user whose login has this hash, unless it or the user was ended, or it lay idle.
 
         Notes the visit, coarsely.
         """
         now = self._clock.now()
         async with self._database.read() as db:
-            found = await logins.login(db, token_hash)
+            found = await logins.login(db, token_hash, now)
         if found is None:
             return None
         if now - found.last_seen_at > logins.SEEN_RESOLUTION:
@@ -58,7 +58,7 @@ class AccountRepository:
     async def guest_behind(self, token_hash: str) -> User | None:
         """The guest of a browser: who is there, or would be there if the account left."""
         async with self._database.read() as db:
-            found = await logins.login(db, token_hash)
+            found = await logins.login(db, token_hash, self._clock.now())
             if found is None or found.user.is_guest:
                 return found.user if found else None
             return None if found.guest_id is None else await accounts.user(db, found.guest_id)
@@ -139,9 +139,10 @@ class AccountRepository:
 
     async def take_guest_along(self, user_id: str, token_hash: str) -> bool:
         """Give a user what the guest behind the login has; False when there is no guest."""
+        now = self._clock.now()
 
         async def take(db: AsyncConnection) -> bool:
-            found = await logins.login(db, token_hash)
+            found = await logins.login(db, token_hash, now)
             if found is None or found.user.id != user_id or found.guest_id is None:
                 return False
             await belongings.hand_over(db, found.guest_id, user_id)
@@ -155,7 +156,7 @@ class AccountRepository:
         now = self._clock.now()
 
         async def leave(db: AsyncConnection) -> User | None:
-            found = await logins.login(db, token_hash)
+            found = await logins.login(db, token_hash, now)
             await logins.revoke(db, token_hash, now)
             if found is None or found.guest_id is None:
                 return None
@@ -169,7 +170,7 @@ class AccountRepository:
         now = self._clock.now()
 
         async def rotate(db: AsyncConnection) -> User | None:
-            found = await logins.login(db, old_hash)
+            found = await logins.login(db, old_hash, now)
             if found is None:
                 return None
             await logins.revoke(db, old_hash, now)
@@ -186,7 +187,7 @@ class AccountRepository:
     async def logins(self, user_id: str) -> list[LoginRecord]:
         """Where a user is signed in, the latest visit first."""
         async with self._database.read() as db:
-            return await logins.of_user(db, user_id)
+            return await logins.of_user(db, user_id, self._clock.now())
 
     async def end_login(self, user_id: str, login_id: str) -> bool:
         """False when there is no such login of this user."""
@@ -332,7 +333,7 @@ async def _enter(
     now: datetime,
 ) -> None:
     """Sign in, and see to the login that the browser had and to the guest behind it."""
-    old = None if old_hash is None else await logins.login(db, old_hash)
+    old = None if old_hash is None else await logins.login(db, old_hash, now)
     guest_id = None
     if old is not None and old_hash is not None:
         guest_id = old.user.id if old.user.is_guest else old.guest_id

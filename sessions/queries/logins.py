@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import ColumnElement, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
@@ -15,6 +15,7 @@ from sessions.queries.ids import new_id
 from sessions.records import User
 
 SEEN_RESOLUTION = timedelta(hours=1)  # a visit within it of the last one is not written
+IDLE = timedelta(days=30)  # an account's login that was not used for so long is none any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,16 @@ class Login:
     last_seen_at: datetime
 
 
-async def login(db: AsyncConnection, token_hash: str) -> Login | None:
+def _in_use(now: datetime) -> ColumnElement[bool]:
+    """A guest's login is the only way to its chats, also where the guest waits behind another."""
+    return or_(
+        models.User.name.is_(None),
+        models.Login.guest_id.is_not(None),
+        models.Login.last_seen_at > now - IDLE,
+    )
+
+
+async def login(db: AsyncConnection, token_hash: str, now: datetime) -> Login | None:
     row = (
         await db.execute(
             select(*USER_COLUMNS, models.Login.guest_id, models.Login.last_seen_at)
@@ -33,6 +43,7 @@ async def login(db: AsyncConnection, token_hash: str) -> Login | None:
                 models.Login.token_hash == token_hash,
                 models.Login.revoked_at.is_(None),
                 models.User.disabled_at.is_(None),
+                _in_use(now),
             )
         )
     ).one_or_none()
@@ -71,7 +82,7 @@ async def revoke(db: AsyncConnection, token_hash: str, now: datetime) -> bool:
     return done.rowcount > 0
 
 
-async def of_user(db: AsyncConnection, user_id: str) -> list[LoginRecord]:
+async def of_user(db: AsyncConnection, user_id: str, now: datetime) -> list[LoginRecord]:
     rows = await db.execute(
         select(
             models.Login.id,
@@ -80,7 +91,8 @@ async def of_user(db: AsyncConnection, user_id: str) -> list[LoginRecord]:
             models.Login.created_at,
             models.Login.last_seen_at,
         )
-        .where(models.Login.user_id == user_id, models.Login.revoked_at.is_(None))
+        .join(models.User, models.User.id == models.Login.user_id)
+        .where(models.Login.user_id == user_id, models.Login.revoked_at.is_(None), _in_use(now))
         .order_by(models.Login.last_seen_at.desc())
     )
     return [LoginRecord(**row) for row in rows.mappings()]

@@ -352,6 +352,12 @@ async def test_a_fault_of_ours_is_a_500_with_words_and_a_log_line(
     assert "a fault of ours" not in response.text
     assert "its log says why" in response.text
     assert "a fault of ours" in caplog.text
+    assert "GET /chats/{chat_id} failed" in caplog.text
+    monkeypatch.setattr(server.app.state.services.repository, "link", broken)
+    secret = "s" * 43
+    assert (await browser.get(f"/invitations/{secret}")).status_code == 500
+    assert "GET /invitations/{token} failed" in caplog.text
+    assert secret not in caplog.text, "whoever reads the log could use it"
 
 
 async def test_static_files_are_kept_by_their_content(browser: Browser) -> None:

@@ -115,6 +115,24 @@ async def test_what_a_guest_has_comes_along_with_all_that_belongs_to_it(
     assert await repository.sign_out("here", login("after")) is None
 
 
+async def test_an_accounts_login_that_lies_idle_is_none_any_more(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = await account(repository)
+    guest = await repository.create_user("guest hash")
+    real, days = repository._clock.now, 29
+    monkeypatch.setattr(repository._clock, "now", lambda: real() + days * DAY)
+    assert await repository.user_by_token("Ada hash") == user
+    days = 58  # 29 since the last visit
+    assert await repository.user_by_token("Ada hash") == user
+    assert len(await repository.logins(user.id)) == 1
+    days = 89
+    assert await repository.user_by_token("Ada hash") is None
+    assert await repository.logins(user.id) == []
+    assert await repository.rotate_login("Ada hash", login("new hash")) is None
+    assert await repository.user_by_token("guest hash") == guest, "nothing else leads to its chats"
+
+
 async def test_a_guest_waits_behind_the_login(repository: Repository, chats: Chats) -> None:
     user = await account(repository)
     guest = await repository.create_user("guest")

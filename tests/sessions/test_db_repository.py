@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,7 +41,7 @@ async def test_visits_are_noted(repository: Repository, monkeypatch: pytest.Monk
 
     async def last_seen() -> object:
         async with repository._database.read() as db:
-            login = await logins.login(db, "hash")
+            login = await logins.login(db, "hash", datetime.now(UTC))
         assert login is not None
         return login.last_seen_at
 
