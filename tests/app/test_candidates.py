@@ -94,7 +94,9 @@ async def test_the_chosen_one_is_gone_on_from(browser: Browser, server: Server) 
     turn.end()
     page = await ended(browser, chat_id)
     assert texts(page) == ["One", "uno", "Which?", "answer 2", "Then", "good"]
-    assert "side by side</button>" in page, "they can be asked for again"
+    again = f"/messages/{third_id}/again"
+    assert f'href="{again}"' in page, "they can be asked for again"
+    assert "3 answers side by side</button>" in (await browser.get(again)).text
     assert "candidates__answers" not in page
     assert re.findall(r'branch__place">([^<]*)<', page) == ["3 / 3"]
 
