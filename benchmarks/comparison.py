@@ -26,22 +26,19 @@ class Comparison:
     ) -> Row:
         """The contract's row, with each side's share of its floor.
 
-        Ours reads the prefix once, theirs once a row. Flops are held against the GEMM peak of our
-        dtype; products with weights of at most 8 bits against twice that, as 8-bit dot products
-        take twice as many numbers an instruction.
+        Ours reads the prefix once, theirs once a row. Products with weights of at most 8 bits are
+        held against the GEMM peak of bytes, all others against that of our dtype.
         """
 
         def floor_s(precision: Precision, shared: bool) -> float:
             return decode_floor_s(
                 config,
-                precision.weight_bytes,
+                precision,
                 peak,
                 batch=self.batch,
                 prefix=self.prefix,
                 suffix=self.suffix,
                 shared=shared,
-                kv_item_bytes=precision.kv_bytes,
-                weight_gain=precision.weight_gain,
             )
 
         return {

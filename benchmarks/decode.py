@@ -67,7 +67,6 @@ class Benchmark:
     ) -> None:
         """format: of our weights; None: the dtype."""
         self.sizes, self.dtype = sizes, dtype
-        self.precision = Precision.of(format, dtype.itemsize)
         self.model = model_dir.name
         self.max_batch = sizes.most_rows
         self.decoding = Decoding(
@@ -78,6 +77,7 @@ class Benchmark:
             sizes.longest_suffix,
             format,
         )
+        self.precision = Precision.of_weights(self.decoding.weights)
         self.shared_vs_unshared: list[Comparison] = []
         self.vs_transformers: list[Comparison] = []
         self.peer_attention: dict[str, str] = {}  # transformers' fastest, by batch
@@ -272,8 +272,7 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         "dtype": "bf16" if dtype == torch.bfloat16 else "fp32",
         "weights": format or "as the dtype",
         "machine": about,
-        "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
-        "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
+        **peak.row(),
         "shared_vs_unshared": [*benchmark.rows(benchmark.shared_vs_unshared, peak), *mha_rows],
         "memory": [memory],
         "vs_transformers": benchmark.rows(benchmark.vs_transformers, peak),

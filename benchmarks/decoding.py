@@ -58,6 +58,7 @@ class Decoding:
         warm_up(dtype, self.config.head_dim)
         positions = max(self.config.max_position_embeddings, max_prefix + max_suffix)
         weights = load_weights(model_dir, self.config, dtype, positions, format=format)
+        self.weights = weights
         pages = pages_for(max_prefix) + max_batch * pages_for(max_suffix)
         self.pool = PagePool(pages)
         self.cache = KVCache(

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.machine import Peak
 from engine.model.model_config import ModelConfig
+from engine.model.weights import Weights
+from engine.profile.formats import projection_bytes, projections
+from kernels.quantised import QuantisedLinear
 
 WEIGHT_BYTES = {"int8": 1.0625, "int4": 0.625}  # of a weight, its scales included
-EIGHT_BIT_GAIN = 2.0  # of dot products in 8 bits over those in bf16
 MIN_WIDE_BYTES = 2.0  # of a weight that is multiplied in bf16 or fp32
+
+
+class Work(NamedTuple):
+    """What a part of a step cannot do without."""
+
+    num_bytes: float  # read from memory
+    flops: float  # in the dtype
+    int8_flops: float  # products of bytes
+
+    def __add__(self, other: Work) -> Work:  # type: ignore[override]  # not a tuple's
+        return Work(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -18,19 +32,54 @@ class Precision:
 
     weight_bytes: float
     kv_bytes: float
+    head_bytes: float | None = None  # of a weight of the head; None: as of the others
+    head_planes: int = 1  # products of bytes that take the place of one with the head
 
     @classmethod
     def of(cls, format: str | None, item_bytes: int) -> Precision:
-        """Ours, by the format of the weights (None: the dtype's) and the bytes of the dtype."""
+        """By the format of the weights (None: the dtype's) and the bytes of the dtype."""
         return cls(WEIGHT_BYTES.get(format or "", item_bytes), item_bytes)
 
-    @property
-    def weight_gain(self) -> float:
-        """How many times the GEMM peak of the dtype products with the weights may be made at.
+    @classmethod
+    def of_weights(cls, weights: Weights) -> Precision:
+        """Ours, as the weights are packed. A head in few bits takes its inputs as two planes."""
+        config = weights.config
+        packed = sum(
+            projection_bytes(projection)
+            for layer in weights.layers
+            for projection in projections(layer)
+        )
+        return cls(
+            packed / (config.num_layers * layer_params(config)),
+            weights.dtype.itemsize,
+            projection_bytes(weights.head) / head_params(config),
+            2 if isinstance(weights.head, QuantisedLinear) else 1,
+        )
 
-        8-bit dot products take twice as many numbers an instruction.
-        """
-        return EIGHT_BIT_GAIN if self.weight_bytes < MIN_WIDE_BYTES else 1.0
+    def layers_work(self, config: ModelConfig, rows: float) -> Work:
+        """The projections of all layers, for that many rows."""
+        return self._products(config.num_layers * layer_params(config), self.weight_bytes, rows, 1)
+
+    def head_work(self, config: ModelConfig, rows: float) -> Work:
+        """The head, for that many rows."""
+        each = self.weight_bytes if self.head_bytes is None else self.head_bytes
+        return self._products(head_params(config), each, rows, self.head_planes)
+
+    def _products(self, weights: int, each: float, rows: float, planes: int) -> Work:
+        flops = 2.0 * rows * weights
+        if each < MIN_WIDE_BYTES:
+            return Work(weights * each, 0.0, planes * flops)
+        return Work(weights * each, flops, 0.0)
+
+    def attention_work(self, config: ModelConfig, keys_read: float, pairs: float) -> Work:
+        """K/V of so many tokens read, and products of so many pairs of a row and a key."""
+        flops = 4.0 * config.num_layers * config.num_heads * config.head_dim * pairs
+        return Work(keys_read * kv_bytes_per_token(config, 1) * self.kv_bytes, flops, 0.0)
+
+
+def head_params(config: ModelConfig) -> int:
+    """Weights of the head."""
+    return config.vocab_size * config.hidden_size
 
 
 def layer_params(config: ModelConfig) -> int:
@@ -48,31 +97,31 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int) -> int:
 
 def decode_floor_s(
     config: ModelConfig,
-    item_bytes: float,
+    precision: Precision,
     peak: Peak,
     *,
     batch: int,
     prefix: int,
     suffix: float,
     shared: bool,
-    kv_item_bytes: float | None = None,
-    weight_gain: float = 1.0,
 ) -> float:
     """Seconds that one decode step of `batch` rows cannot go below.
-
-    `item_bytes` of a weight, and of a number of the K/V unless `kv_item_bytes` differs.
-    `weight_gain`: how many times the GEMM peak products with weights may be made at.
 
     Every weight is read once, with `shared` the prefix's K/V once and else once a row (that its
     one copy may stay in a cache is a side's own merit, so a share may exceed 1), the suffixes'
     once a row.
     """
-    weights = config.num_layers * layer_params(config) + config.vocab_size * config.hidden_size
     keys_read = (prefix if shared else batch * prefix) + batch * suffix
-    key_bytes = kv_bytes_per_token(config, 1) * (kv_item_bytes or item_bytes)
-    num_bytes = weights * item_bytes + keys_read * key_bytes
-    attention = 4.0 * config.num_layers * config.num_heads * config.head_dim * (prefix + suffix)
-    return peak.floor_s(num_bytes, batch * (2.0 * weights / weight_gain + attention))
+    work = precision.layers_work(config, batch) + precision.head_work(config, batch)
+    work += precision.attention_work(config, keys_read, batch * (prefix + suffix))
+    return peak.floor_s(*work)
+
+
+def prefill_floor_s(config: ModelConfig, precision: Precision, peak: Peak, tokens: int) -> float:
+    """Seconds that reading a prompt of so many tokens, up to its first answer, cannot go below."""
+    work = precision.layers_work(config, tokens) + precision.head_work(config, 1)
+    work += precision.attention_work(config, tokens, tokens * (tokens + 1) / 2)
+    return peak.floor_s(*work)
 
 
 @dataclass(frozen=True)

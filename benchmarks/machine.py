@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import platform
@@ -15,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.report import Row
 from kernels.linear import PackedLinear
@@ -29,16 +31,28 @@ class Peak:
 
     bytes_per_s: float  # reads of memory that no cache holds
     flops_per_s: float  # packed GEMM in the dtype
+    int8_flops_per_s: float  # packed GEMM of bytes, summed in 32 bits
 
     def better(self, other: Peak) -> Peak:
         """The higher roofs of two measurements of one run, either of which may be disturbed."""
         return Peak(
-            max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
+            max(self.bytes_per_s, other.bytes_per_s),
+            max(self.flops_per_s, other.flops_per_s),
+            max(self.int8_flops_per_s, other.int8_flops_per_s),
         )
 
-    def floor_s(self, num_bytes: float, flops: float) -> float:
+    def floor_s(self, num_bytes: float, flops: float, int8_flops: float = 0.0) -> float:
         """Seconds that no implementation can go below."""
-        return max(num_bytes / self.bytes_per_s, flops / self.flops_per_s)
+        compute = flops / self.flops_per_s + int8_flops / self.int8_flops_per_s
+        return max(num_bytes / self.bytes_per_s, compute)
+
+    def row(self) -> Row:
+        """As it stands in a result."""
+        return {
+            "memory_gb_s": round(self.bytes_per_s / 1e9, 1),
+            "gemm_gflop_s": round(self.flops_per_s / 1e9, 1),
+            "int8_gemm_gop_s": round(self.int8_flops_per_s / 1e9, 1),
+        }
 
 
 def describe() -> Row:
@@ -76,21 +90,54 @@ def _best(action: Callable[[], object], repeats: int) -> float:
 
 
 def measure_peak(dtype: torch.dtype, *, quick: bool) -> Peak:
-    """Memory bandwidth and packed-GEMM peak, with operands larger than the caches.
+    """Memory bandwidth and packed-GEMM peaks, with operands larger than the caches.
 
-    Bandwidth: the sum of 256 MiB, all threads. GEMM: 512 rows, weights of 128 MiB in turn.
+    Bandwidth: the sum of 256 MiB, all threads. GEMM: 512 rows, weights of 128 MiB in turn, by
+    oneDNN, in the dtype and in bytes.
     """
     repeats = 4 if quick else 12
     buffer = torch.ones((64 if quick else 256) << 18)
     seconds = _best(buffer.sum, repeats)
-    bandwidth = buffer.nbytes / seconds
+    weight_bytes = (64 if quick else 128) << 20
+    return Peak(
+        buffer.nbytes / seconds,
+        _gemm_flops_per_s(dtype, weight_bytes, repeats),
+        _gemm_flops_per_s(torch.int8, weight_bytes, repeats),
+    )
+
+
+def _gemm_flops_per_s(dtype: torch.dtype, weight_bytes: int, repeats: int) -> float:
     inner, outer, rows = 2048, 4096, 512
-    count = max(2, ((64 if quick else 128) << 20) // (inner * outer * dtype.itemsize))
-    weights = [PackedLinear(torch.randn(outer, inner).to(dtype)) for _ in range(count)]
-    x = torch.randn(rows, inner).to(dtype)
-    turns = iter(range(repeats * count + 1))
-    seconds = _best(lambda: weights[next(turns) % count](x), repeats * count)
-    return Peak(bandwidth, 2.0 * rows * inner * outer / seconds)
+    count = max(2, weight_bytes // (inner * outer * dtype.itemsize))
+    make = _byte_product if dtype == torch.int8 else _product
+    products = [make(rows, inner, outer, dtype) for _ in range(count)]
+    turns = itertools.cycle(products)
+    seconds = _best(lambda: next(turns)(), repeats * count + 1)
+    return 2.0 * rows * inner * outer / seconds
+
+
+def _product(rows: int, inner: int, outer: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+    x, weight = (
+        torch.randn(rows, inner).to(dtype),
+        PackedLinear(torch.randn(outer, inner).to(dtype)),
+    )
+    return lambda: weight(x)
+
+
+def _byte_product(rows: int, inner: int, outer: int, _: torch.dtype) -> Callable[[], Tensor]:
+    """Unsigned bytes times signed ones, as the CPU's dot products take them."""
+    x = torch.randint(0, 256, (rows, inner), dtype=torch.uint8)
+    weight = torch.randint(-127, 128, (outer, inner), dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(weight, [rows, inner])
+    scales, zeros = torch.full((outer,), 1e-3), torch.zeros(outer, dtype=torch.int64)
+
+    def product() -> Tensor:
+        result: Tensor = torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return result
+
+    return product
 
 
 class RawDisk:

@@ -2,11 +2,12 @@
 
 Steps of the real engine (its queue, model, sampler and messages), chats in mid-answer below one
 shared prefix; steps with a clock around each part alternate with steps without any, of which
-`step_ms` is taken. `floor_ms`: weights and K/V read once at the run's memory bandwidth, or the
-products at its packed-GEMM peak, whichever is more; those with weights of at most 8 bits at twice
-that peak. `overhead_share`: of scheduling, messages and Python; `scale`: tokens per second of the
-largest batch over those of 32 chats. `python` is all that lies between the parts.
-`prefill` is a step that reads `tokens` of a prompt while nobody decodes.
+`step_ms` is taken. `floor_ms`: weights (as they are packed) and K/V read once at the run's memory
+bandwidth, or the products at its packed-GEMM peak, whichever is more; products with weights of at
+most 8 bits at the peak of a GEMM of bytes, two of them for the head, whose inputs are two planes.
+`python` is all that lies between the parts; `overhead_share`: of scheduling, messages and Python.
+`scale`: tokens per second of the largest batch over those of 32 chats, and the larger of the two
+overhead shares. `prefill` is a step that reads `tokens` of a prompt while nobody decodes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.floors import Precision, kv_bytes_per_token, layer_params
+from benchmarks.floors import Precision, kv_bytes_per_token, prefill_floor_s
 from benchmarks.machine import Peak
 from benchmarks.report import Options, Refused, Row, progress, run
 from benchmarks.step_parts import PARTS, Clocks, clocks_in
@@ -193,16 +194,11 @@ def floors(
     config: ModelConfig, bytes_of: Precision, peak: Peak, batch: int, prefix: int, suffix: float
 ) -> dict[str, float]:
     """Milliseconds that each part, and a whole step, cannot go below; parts not named: nothing."""
-    weights = config.num_layers * layer_params(config)
-    head = config.vocab_size * config.hidden_size
-    key_bytes = kv_bytes_per_token(config, 1) * bytes_of.kv_bytes
-    row_flops = 2.0 * batch / bytes_of.weight_gain
-    pair = 4.0 * config.num_layers * config.num_heads * config.head_dim
     each = {
-        "projections": (weights * bytes_of.weight_bytes, row_flops * weights),
-        "head": (head * bytes_of.weight_bytes, row_flops * head),
-        "prefix_attention": (prefix * key_bytes, pair * batch * prefix),
-        "suffix_attention": (batch * suffix * key_bytes, pair * batch * suffix),
+        "projections": bytes_of.layers_work(config, batch),
+        "head": bytes_of.head_work(config, batch),
+        "prefix_attention": bytes_of.attention_work(config, prefix, batch * prefix),
+        "suffix_attention": bytes_of.attention_work(config, batch * suffix, batch * suffix),
     }
     parts = {name: peak.floor_s(*work) * 1e3 for name, work in each.items()}
     return {**parts, "step": sum(parts.values())}
@@ -253,17 +249,16 @@ def measure(options: Options) -> Row:
             times = [steps.prefill(tokens) for _ in range(4 if options.quick else 8)]
             prefill.append((tokens, statistics.median(times[1:])))
         format = steps.engine.info.weights
+        bytes_of = Precision.of_weights(steps.engine.runner.decoder.weights)
         steps.engine.close()
         store.close()
-    bytes_of = Precision.of(format, dtype.itemsize)
     peak = peak.better(machine.measure_peak(dtype, quick=options.quick))
     return {
         "model": options.model_name,
         "dtype": "bf16" if dtype.itemsize == 2 else "fp32",
         "weights": format,
         "machine": machine.describe(),
-        "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
-        "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),
+        **peak.row(),
         "suffix": SUFFIX,
         "rows": [_row(config, bytes_of, peak, *row) for row in timed],
         "floors": [_floor_row(config, bytes_of, peak, *row) for row in timed],
@@ -283,7 +278,6 @@ def _row(
     suffix: float,
 ) -> Row:
     floor = floors(config, bytes_of, peak, batch, prefix, suffix)["step"]
-    busy = parts["scheduling"] + parts["answers"] + parts["python"]
     return {
         "batch": batch,
         "prefix": prefix,
@@ -293,7 +287,7 @@ def _row(
         "floor_share": round(floor / parts["step"], 3),
         "tok_s": round(batch / parts["step"] * 1e3, 1),
         **{f"{part}_ms": round(parts[part], 3) for part in (*PARTS, "python")},
-        "overhead_share": round(busy / parts["step"], 3),
+        "overhead_share": round(_overhead_share(parts), 3),
     }
 
 
@@ -315,32 +309,37 @@ def _floor_row(
     return row
 
 
+def _overhead_share(parts: dict[str, float]) -> float:
+    """Of scheduling, messages and Python in a step."""
+    return (parts["scheduling"] + parts["answers"] + parts["python"]) / parts["step"]
+
+
 def _scale(timed: Sequence[Timed]) -> list[Row]:
-    """Throughput of the largest batch over that of `SCALE_FROM` chats, for what has both."""
-    rate = {(prefix, sampler, batch): batch / parts["step"] * 1e3
-            for batch, prefix, sampler, parts, _ in timed}  # fmt: skip
+    """The largest batch beside `SCALE_FROM` chats, for what has both."""
+    by_key = {(prefix, sampler, batch): parts for batch, prefix, sampler, parts, _ in timed}
     most = max(batch for batch, *_ in timed)
-    return [
-        {
-            "prefix": prefix,
-            "sampler": sampler,
-            "batch": most,
-            "tok_s": round(rate[prefix, sampler, most], 1),
-            "ratio": round(rate[prefix, sampler, most] / rate[prefix, sampler, SCALE_FROM], 3),
-        }
-        for prefix, sampler, batch in rate
-        if batch == SCALE_FROM and most > SCALE_FROM
-    ]
+    rows: list[Row] = []
+    for (prefix, sampler, batch), few in by_key.items():
+        many = by_key.get((prefix, sampler, most))
+        if batch == SCALE_FROM and many is not None and most > SCALE_FROM:
+            rate = most / many["step"] * 1e3
+            rows.append(
+                {
+                    "prefix": prefix,
+                    "sampler": sampler,
+                    "batch": most,
+                    "tok_s": round(rate, 1),
+                    "ratio": round(rate / (SCALE_FROM / few["step"] * 1e3), 3),
+                    "overhead_share": round(max(map(_overhead_share, (few, many))), 3),
+                }
+            )
+    return rows
 
 
 def _prefill_row(
     config: ModelConfig, bytes_of: Precision, peak: Peak, tokens: int, seconds: float
 ) -> Row:
-    pairs = tokens * (tokens + 1) / 2
-    weights = 2.0 * tokens * layer_params(config) / bytes_of.weight_gain
-    attention = 4.0 * config.num_heads * config.head_dim * pairs
-    flops = config.num_layers * (weights + attention)
-    floor = flops / peak.flops_per_s
+    floor = prefill_floor_s(config, bytes_of, peak, tokens)
     return {
         "tokens": tokens,
         "step_ms": round(seconds * 1e3, 2),

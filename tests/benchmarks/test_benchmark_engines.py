@@ -234,7 +234,7 @@ def test_a_prompt_that_was_not_shared_is_refused(tmp_path: Path, gguf: Path) -> 
 
 def test_each_side_has_the_floor_of_its_own_precision(tiny_model: Path) -> None:
     config = read_model_config(tiny_model)
-    peak = Peak(1e9, 1e30)  # bytes alone count
+    peak = Peak(1e9, 1e30, 1e30)  # bytes alone count
     one = Comparison(4, 1000, 10, ours_s=1e-3, theirs_s=1e-3)
     same = one.row("m", config, peak, Precision(2, 2), Precision(2, 2))
     smaller = one.row("m", config, peak, Precision(2, 2), Precision(2, 1))

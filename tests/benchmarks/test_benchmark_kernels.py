@@ -26,7 +26,9 @@ def test_pages_differ_between_calls_and_a_row_holds_its_share() -> None:
     first, second = cache.pages(200), cache.pages(64)
     assert len(first) == 4
     assert not set(first) & set(second)
-    row = kernels._row(Case("decode", 1, 100, 1, 1, 64), 1e-3, torch.bfloat16, Peak(51.2e6, 1e12))
+    row = kernels._row(
+        Case("decode", 1, 100, 1, 1, 64), 1e-3, torch.bfloat16, Peak(51.2e6, 1e12, 1e12)
+    )
     assert row["floor_share"] == 0.5
     assert row["gbps"] == round(25_600 / 1e6, 1)
 

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import geometry, machine
 from benchmarks.agreement import check_logits
-from benchmarks.floors import RestoreCosts, decode_floor_s
+from benchmarks.floors import Precision, RestoreCosts, decode_floor_s
 from benchmarks.machine import Peak
 from benchmarks.report import Refused, table
 from benchmarks.throttle import ThrottledStream
@@ -125,16 +125,17 @@ def test_decode_floor_counts_the_prefix_once_or_once_a_row() -> None:
         intermediate_size=16,
         vocab_size=10,
     )
-    peak = Peak(bytes_per_s=1.0, flops_per_s=1e30)
+    peak = Peak(1.0, 1e30, 1e30)
     params = 2 * (8 * (8 + 8) + 8 * 8 + 3 * 8 * 16) + 10 * 8
     per_token = 2 * 2 * 4 * 2
     sizes: Any = {"batch": 3, "prefix": 100, "suffix": 5}
-    shared = decode_floor_s(config, 2, peak, shared=True, **sizes)
-    unshared = decode_floor_s(config, 2, peak, shared=False, **sizes)
-    no_bytes = Peak(float("inf"), 1.0)
+    bf16 = Precision(2.0, 2.0)
+    shared = decode_floor_s(config, bf16, peak, shared=True, **sizes)
+    unshared = decode_floor_s(config, bf16, peak, shared=False, **sizes)
+    products = Peak(float("inf"), 1.0, 2.0)  # bytes are multiplied twice as fast
     wide, narrow = (
-        decode_floor_s(config, 2, no_bytes, shared=True, weight_gain=gain, **sizes)
-        for gain in (1.0, 2.0)
+        decode_floor_s(config, Precision(each, 2.0), products, shared=True, **sizes)
+        for each in (2.0, 1.0)
     )
     assert wide / 2 < narrow < wide  # attention is not made faster by small weights
     assert shared == params * 2 + (100 + 15) * per_token
