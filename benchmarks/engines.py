@@ -1,4 +1,4 @@
-"""Decoding beside other engines, each in a process of its own and reading one GGUF file."""
+"""Other engines beside ours, each in a process of its own and reading one GGUF file."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ class Engine(Protocol):
         Raises Refused when its own choices show another model.
         """
 
+    def warm_up(self, batch: int, steps: int) -> None:
+        """Meet the shapes of `step_seconds`, if it has not seen them yet. Raises Refused."""
+
     def step_seconds(self, batch: int, steps: int) -> list[float]:
         """Decode the first `batch` rows; seconds of one step each, or of their mean.
 
@@ -44,6 +47,12 @@ class Engine(Protocol):
 
     def notes(self, batch: int) -> Row:
         """What else its rows tell."""
+
+    def prefill_seconds(self, ids: list[int]) -> tuple[float, int | None]:
+        """Read a prompt; seconds until its first greedy token, and that if it tells.
+
+        Raises Refused when it did not do that.
+        """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +108,7 @@ def compare(
 
     Each round decodes the first `batch` rows from their suffixes of `suffix` tokens on.
     """
-    engine.step_seconds(batch, steps)  # shapes that it has not seen yet
+    engine.warm_up(batch, steps)
     ours: list[float] = []
     theirs: list[float] = []
     for number in range(rounds):

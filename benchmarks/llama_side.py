@@ -1,4 +1,4 @@
-"""Decode steps of the same shape by llama.cpp, as its own `llama-batched-bench` times them."""
+"""Decode steps and prompts of the same shape by llama.cpp, timed by its `llama-batched-bench`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.report import Refused, Row
 
@@ -15,6 +15,13 @@ TIMEOUT_S = 900
 # How it keeps the K/V of several sequences: one buffer for all, where a shared prompt is stored
 # once, or what it does by default (older versions know no choice).
 CACHES: dict[str, list[str]] = {"unified": ["--kv-unified"], "default": []}
+
+
+class _Measured(NamedTuple):
+    """Seconds of the prompt, and the mean of a step behind it."""
+
+    prefill_s: float
+    step_s: float
 
 
 class LlamaSide:
@@ -38,17 +45,24 @@ class LlamaSide:
         """Take over the lengths; it makes its own random tokens, and at least one of a prompt."""
         self._prompt, self._suffix = max(1, len(prefix_ids)), len(suffixes[0])
 
+    def warm_up(self, batch: int, steps: int) -> None:
+        """Nothing: each run is a process of its own that warms itself up."""
+
     def step_seconds(self, batch: int, steps: int) -> list[float]:
-        """The mean step while each row grows from nothing to twice our mean suffix."""
-        tokens = 2 * self._suffix + steps + 1
+        """The mean step while each row grows from nothing to what ours end at.
+
+        So its rows hold fewer keys than ours, to its advantage. The first measurement of a shape
+        runs with both kinds of cache, and gives the faster one's.
+        """
+        tokens = self._suffix + steps + 1
         cache = self._caches.get((self._prompt, batch))
         if cache is not None:
-            return [self._step_s(batch, tokens, cache)]
+            return [self._measure(self._prompt, tokens, batch, cache).step_s]
         seconds: dict[str, float] = {}
         refusals = []
-        for name in CACHES:
+        for name in CACHES if batch > 1 else ("default",):  # of one sequence both are the same
             try:
-                seconds[name] = self._step_s(batch, tokens, name)
+                seconds[name] = self._measure(self._prompt, tokens, batch, name).step_s
             except Refused as refusal:
                 refusals.append(refusal)
         if not seconds:
@@ -57,14 +71,18 @@ class LlamaSide:
         self._caches[self._prompt, batch] = cache
         return [seconds[cache]]
 
+    def prefill_seconds(self, ids: list[int]) -> tuple[float, int | None]:
+        """Seconds of a prompt as long as this one; which token follows it does not say."""
+        return self._measure(len(ids), 1, 1, "default").prefill_s, None
+
     def notes(self, batch: int) -> Row:
         return {"kv_cache": self._caches[self._prompt, batch]}
 
-    def _step_s(self, batch: int, tokens: int, cache: str) -> float:
-        cells = batch * -(-(self._prompt + tokens) // CELLS) * CELLS
+    def _measure(self, prompt: int, tokens: int, batch: int, cache: str) -> _Measured:
+        cells = batch * -(-(prompt + tokens) // CELLS) * CELLS
         options: dict[str, object] = {
             "-m": self._gguf,
-            "-npp": self._prompt,
+            "-npp": prompt,
             "-ntg": tokens,
             "-npl": batch,
             "-c": cells,
@@ -77,30 +95,36 @@ class LlamaSide:
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             raise Refused(f"{self._binary.name} failed ({done.returncode}): {' '.join(last)}")
-        return self._seconds_of(done.stdout, batch, tokens)
-
-    def _seconds_of(self, output: str, batch: int, tokens: int) -> float:
         expected = {
-            "pp": self._prompt,
+            "pp": prompt,
             "tg": tokens,
             "pl": batch,
             "is_pp_shared": 1,
             "n_threads": self._threads,
         }
+        return self._read(done.stdout, expected)
+
+    def _read(self, output: str, expected: dict[str, int]) -> _Measured:
         lines = [line for line in output.splitlines() if line.lstrip().startswith("{")]
         if len(lines) != 1:
             raise Refused(f"{self._binary.name} printed {len(lines)} results, not one")
         try:
             row: dict[str, Any] = json.loads(lines[0])
             said = {name: int(row[name]) for name in expected}
-            seconds, speed = float(row["t_tg"]), float(row["speed_tg"])
+            times = [
+                (expected["pp"], float(row["t_pp"]), float(row["speed_pp"])),
+                (expected["pl"] * expected["tg"], float(row["t_tg"]), float(row["speed_tg"])),
+            ]
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(f"{self._binary.name} printed {lines[0]!r}: {error!r}") from error
         if said != expected:
             raise Refused(f"{self._binary.name} measured {said}, not {expected}")
-        if not (seconds > 0 and 0.95 < speed * seconds / (batch * tokens) < 1.05):
-            raise Refused(f"{self._binary.name}: {speed} tokens/s are not {tokens} in {seconds} s")
-        return seconds / tokens
+        for tokens, seconds, speed in times:
+            if not (seconds > 0 and 0.95 < speed * seconds / tokens < 1.05):
+                raise Refused(
+                    f"{self._binary.name}: {speed} tokens/s are not {tokens} in {seconds} s"
+                )
+        return _Measured(times[0][1], times[1][1] / expected["tg"])
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:

@@ -1,4 +1,4 @@
-"""The same decode steps by OpenVINO GenAI's continuous batching, in a child process."""
+"""The same decode steps and prompts by OpenVINO GenAI's continuous batching, in a child process."""
 
 from __future__ import annotations
 
@@ -52,15 +52,18 @@ class OpenVinoSide:
     ) -> None:
         """Cache the prefix and all suffixes, and compare the first greedy tokens."""
         self._prompts = [prefix_ids + suffix for suffix in suffixes]
-        self._generate(1, 1)  # the others find the prefix that this one leaves
-        tokens, _ = self._generate(len(suffixes), 1)
-        firsts = [row[0] for row in tokens]
+        self._generate(self._prompts[:1], 1)  # the others find the prefix that this one leaves
+        firsts = [row[0] for row in self._generate(self._prompts, 1)["tokens"]]
         what = f"prefix {len(prefix_ids)}, OpenVINO"
         self._agreement = same_choices(what, first_tokens, firsts)
 
+    def warm_up(self, batch: int, steps: int) -> None:
+        """Decode once untimed."""
+        self.step_seconds(batch, steps)
+
     def step_seconds(self, batch: int, steps: int) -> list[float]:
         """Seconds of `steps` steps, some fewer when rows began one after the other."""
-        _, seconds = self._generate(batch, steps + 1)
+        seconds: list[float] = self._generate(self._prompts[:batch], steps + 1)["steps_s"]
         if len(seconds) < max(1, steps // 2):
             raise Refused(
                 f"OpenVINO decoded all {batch} rows together in {len(seconds)} of {steps} steps"
@@ -69,6 +72,11 @@ class OpenVinoSide:
 
     def notes(self, batch: int) -> Row:
         return {"agreement": round(self._agreement, 3)}
+
+    def prefill_seconds(self, ids: list[int]) -> tuple[float, int | None]:
+        """Seconds from the request to the first greedy token, and that."""
+        reply = self._generate([ids], 1)
+        return reply["took_s"], reply["tokens"][0][0]
 
     def close(self) -> None:
         """End the process."""
@@ -82,19 +90,20 @@ class OpenVinoSide:
             self._process.wait()
         self._process.stdout.close()
 
-    def _generate(self, rows: int, new_tokens: int) -> tuple[list[list[int]], list[float]]:
+    def _generate(self, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
         assert self._process.stdin is not None
-        request = {"prompts": self._prompts[:rows], "new_tokens": new_tokens}
+        request = {"prompts": prompts, "new_tokens": new_tokens}
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise Refused("OpenVINO's process has ended") from None
         reply = self._reply()
-        tokens: list[list[int]] = reply["tokens"]
-        if [len(row) for row in tokens] != [new_tokens] * rows:
-            raise Refused(f"OpenVINO did not give {new_tokens} tokens to each of {rows} rows")
-        return tokens, reply["steps_s"]
+        if [len(row) for row in reply["tokens"]] != [new_tokens] * len(prompts):
+            raise Refused(
+                f"OpenVINO did not give {new_tokens} tokens to each of {len(prompts)} rows"
+            )
+        return reply
 
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.openvino_worker GGUF THREADS CACHE_GB` answers each line of standard input,
 a JSON object `{prompts: list of token ids, new_tokens}`, with one JSON line: first
-`{version}`, then `{tokens, steps_s}` for each, or `{error}`.
+`{version}`, then `{tokens, steps_s, took_s}` for each, or `{error}`.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ class Worker:
     def answer(self, line: str) -> dict[str, object]:
         """The reply to one request. Raises RuntimeError."""
         request = json.loads(line)
+        began = time.perf_counter()
         tokens, steps_s = self.generate(request["prompts"], request["new_tokens"])
-        return {"tokens": tokens, "steps_s": steps_s}
+        took_s = time.perf_counter() - began
+        return {"tokens": tokens, "steps_s": steps_s, "took_s": took_s}
 
 
 def main() -> None:
