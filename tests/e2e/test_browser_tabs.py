@@ -12,7 +12,7 @@ from typing import Any
 from playwright.sync_api import BrowserContext, Route, expect
 
 from tests.e2e.pages import DONE, RUNNING, begin, expected, say, shown
-from tests.e2e.scripted_server import LONG_ANSWER, REPEAT, SLOWLY
+from tests.e2e.scripted_server import HOLD, LONG_ANSWER, REPEAT
 
 Contexts = Callable[..., tuple[BrowserContext, Any]]
 
@@ -26,16 +26,17 @@ def test_a_stream_that_is_refused_is_not_asked_for_again(new_context: Contexts) 
     def answer(route: Route) -> None:
         nonlocal asked
         asked += 1
-        if asked == 1:  # it breaks off without the close event
-            route.fulfill(status=200, content_type="text/event-stream", body=": hello\n\n")
-        else:
-            route.fulfill(status=404, body="gone")
+        route.fulfill(status=404, body="gone")
 
+    begin(page, f"{HOLD}reading")
+    page.wait_for_function("() => document.querySelector('.message--running')?._htmx?.sse?.reader")
     page.route("**/events", answer)
-    begin(page, SLOWLY)  # it is answered for longer than is waited here
+    # the stream breaks off without the close event
+    page.evaluate("() => document.querySelector('.message--running')._htmx.sse.reader.cancel()")
     expect(page.locator(".message--unreachable")).to_have_count(1)
     page.wait_for_timeout(3000)
-    assert asked == 2
+    assert asked == 1
+    page.keyboard.press("Escape")
 
 
 HIDE = """
