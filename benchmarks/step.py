@@ -48,6 +48,7 @@ Timed = tuple[int, int, str, dict[str, float], float]  # batch, prefix, sampler,
 
 SCALE_FROM = 32  # chats, that the largest batch is held against
 SUFFIX = 64  # tokens of each chat before it decodes
+CHUNK = 2048  # tokens of prompts in a step, until all chats decode
 WARM_UP_STEPS = 3
 SAMPLERS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=1 << 20),
@@ -88,11 +89,27 @@ def null_sender() -> Iterator[_Sender]:
         reader.wait()
 
 
+class WholeChunks(ChunkSize):
+    """As many tokens of prompts a step as may be, also beside chats that decode.
+
+    With a server's measure the first of 128 chats would outgrow their memory before the last one
+    has begun.
+    """
+
+    def tokens(self, decoding: bool) -> int:
+        return super().tokens(False)
+
+
 class Steps:
     """Owns an engine and the chats that decode on it. One thread."""
 
     def __init__(
-        self, options: Options, config: ModelConfig, sizes: Sizes, store: ChunkStore, out: _Sender
+        self,
+        options: Options,
+        config: ModelConfig,
+        sizes: Sizes,
+        store: ChunkStore | None,
+        out: _Sender,
     ) -> None:
         """Load the model, with memory for the largest batch below the longest prefix."""
         self._failed: list[Failed] = []
@@ -119,6 +136,7 @@ class Steps:
             self._emit,
         )
         self.engine._eos = frozenset()  # every answer goes on until it is cancelled
+        self.engine.scheduler.chunk = WholeChunks(CHUNK)
         self._serial = 0
         self._running: list[str] = []
 
@@ -170,7 +188,7 @@ class Steps:
 
     def prefill(self, tokens: int) -> float:
         """Seconds of one step that reads a prompt's first tokens."""
-        self.engine.scheduler.chunk = ChunkSize(tokens)
+        self.engine.scheduler.chunk = WholeChunks(tokens)
         ids = text_ids(self.engine.tokenizer, tokens)
         self._serial += 1
         self.engine.handle(

@@ -13,6 +13,7 @@ import torch
 from benchmarks import step
 from benchmarks.floors import Precision, prefill_floor_s
 from benchmarks.machine import Peak
+from benchmarks.report import parse
 from benchmarks.step_parts import PARTS, Clocks
 from engine.model.model_config import read_model_config
 from engine.model.weight_loading import load_weights
@@ -46,6 +47,27 @@ def test_rows(
     assert [(row["batch"], row["prefix"], row["sampler"]) for row in result["floors"]] == keys
     assert all(0 < row["projections_share"] < 2 for row in result["floors"])
     assert result["int8_gemm_gop_s"] > 0
+
+
+def test_no_chat_runs_ahead_while_others_are_still_read(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow a token of a prompt was, all chats decode after a few steps."""
+    sizes = step.Sizes((60,), (130,), ("greedy",), 4, 60.0, (64,))
+    argv = ["--model", str(tiny_model), "--dtype", "fp32", "--weights", "fp32"]
+    options = parse(None, argv, step._add_options)
+    config = read_model_config(tiny_model)
+    with step.null_sender() as out:
+        steps = step.Steps(options, config, sizes, None, out)
+        monkeypatch.setattr("engine.chunking.ADDED_S", 0.0)  # a server would read 32 a step
+        for _ in range(8):
+            steps.engine.scheduler.chunk.ran(0, 64, 0.1)
+        steps.begin(60, 130, step.SAMPLERS["greedy"])
+        running = steps.engine.scheduler.running
+        assert len(running) == 60
+        assert max(len(request.output) for request in running) <= 4  # 60 * 64 tokens in two steps
+        assert steps.engine.scheduler.preemptions == 0
+        steps.engine.close()
 
 
 def test_floors_are_bytes_or_flops_whichever_is_more(tiny_model: Any) -> None:
