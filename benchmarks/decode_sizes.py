@@ -83,7 +83,7 @@ FULL = Sizes(
     mha_batches=(1, 8, 32),
     mha_prefixes=(64, 512, 2048),
     engine_batches=(1, 8, 32),
-    engine_prefixes=(0, 2048),
+    engine_prefixes=(64, 2048),
     engine_steps=24,
     engine_rounds=4,
 )
