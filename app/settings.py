@@ -135,6 +135,11 @@ class Settings(BaseSettings):
     share_prefix: Literal["auto", "always", "never"] = Field(
         default="auto", description="whether chats read their assistant's prompt together"
     )
+    speculation: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="whether tokens are drafted from what the chat repeats, and verified; `auto` "
+        "where that is measured to pay",
+    )
     checkpoint_method: CheckpointMethod = Field(
         default="auto", description="what is saved of each layer, and how chats come back"
     )
@@ -267,6 +272,7 @@ class Settings(BaseSettings):
             prefill_chunk=self.prefill_chunk,
             idle_evict_s=self.idle_evict_s,
             share_prefix=self.share_prefix,
+            speculation=self.speculation,
             checkpoint_method=self.checkpoint_method,
             checkpoint_bits=self.checkpoint_bits,
             checkpoint_dirs=tuple(str(path.resolve()) for path in self.chunk_dirs) if saves else (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,8 @@ from benchmarks.report import Refused
 from benchmarks.restored import with_recomputed
 from benchmarks.throttle import ThrottledStore
 from engine import loading
+from engine.batch import Segment
+from engine.choosing import Chosen, choose
 from engine.config import CheckpointMethod, EngineConfig
 from engine.engine import Engine
 from engine.memory.page_pool import PAGE_SIZE
@@ -35,7 +37,7 @@ from engine.messages import (
     Warm,
 )
 from engine.model.weight_loading import load_weights
-from engine.request import Request
+from engine.request import Work
 from engine.restoration.chunk_store import ChunkStore, ReadStream, StripeRef
 from engine.restoration.plan import Plans, RestoredPart
 from engine.restoration.stripes import restored_parts
@@ -116,10 +118,17 @@ class ObservedEngine(Engine):
         assert self._recorder is not None, "an engine without a store has no plans"
         return self._recorder.plans
 
-    def _answer(self, requests: list[Request], logits: Tensor) -> None:
-        if requests:
+    def step(self) -> None:
+        """One step; what it samples from is kept."""
+
+        def kept(
+            rows: Sequence[Segment], work: Mapping[Segment, Work], logits: Tensor
+        ) -> list[Chosen]:
             self.logits.append(logits.clone())
-        super()._answer(requests, logits)
+            return choose(rows, work, logits)
+
+        with patch("engine.engine.choose", kept):
+            super().step()
 
     def turn(self, chat_id: str, prefix: list[int], history: list[int], new: list[int]) -> Turn:
         """Run one turn of one chat to its end, with nothing beside it."""

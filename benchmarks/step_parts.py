@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import engine.engine
+import engine.choosing
 import engine.model.attention
 import engine.model.decoder
 import engine.model_runner
@@ -39,8 +39,8 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (engine.model.decoder, "qk_norm", "norms_rope"),
     (engine.model.decoder, "silu_mul", "norms_rope"),
     (engine.model.decoder, "write_kv", "norms_rope"),
-    (engine.engine, "sample", "sampling"),
-    (engine.engine, "token_logprobs", "sampling"),
+    (engine.choosing, "sample", "sampling"),
+    (engine.choosing, "token_logprobs", "sampling"),
     (engine.model_runner, "build_batch", "scheduling"),
 )
 

@@ -83,6 +83,7 @@ async def serving(model_dir: Path, directory: Path, dtype: str) -> AsyncIterator
             # Named, so that nothing of the machine has to be measured before they are chosen.
             "checkpoint_method": "kv",
             "share_prefix": "always",
+            "speculation": "never",
         }
     )
     upgrade(settings.database_path, settings.backup_dir, progress)

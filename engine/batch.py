@@ -19,18 +19,25 @@ Path = tuple[PrefixNode, ...]
 
 @dataclass(frozen=True, eq=False)  # a key of dicts in every step: itself, not its fields
 class Segment:
-    """Tokens [start, end) of a sequence to be run; a decode segment has one, its last."""
+    """Tokens [start, end) of a sequence to be run; a decode segment has one, its last.
+
+    The last ones may be a draft, which the sequence does not hold: the token before it and each of
+    its own then give a row of logits.
+    """
 
     seq: Sequence
     path: Path  # nodes before the sequence, from the root
     start: int
     end: int
     wants_logits: bool  # of its last token
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Batch:
     """One step. Rows [0, num_decode) are decode rows, one a sequence; the rest is prefill.
+
+    A sequence with a draft counts as prefill: it has several rows.
 
     Segments are ordered so that the rows of a node are contiguous where they can be: decode rows
     by path, then prefill rows by path in the opposite order, so that the nodes in the middle have
@@ -86,7 +93,8 @@ def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
     for segment in prefill:
         seq = segment.seq
         first_rows.append(len(ids))
-        ids.extend(seq.ids[segment.start : segment.end])
+        ids.extend(seq.ids[segment.start : segment.end - len(segment.draft)])
+        ids.extend(segment.draft)
         offsets = np.arange(segment.start, segment.end)
         positions.append(seq.position + offsets)
         held = np.array(
@@ -95,7 +103,7 @@ def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
         page = held[offsets // PAGE_SIZE - segment.start // PAGE_SIZE]
         slots.append(page * PAGE_SIZE + offsets % PAGE_SIZE)
         if segment.wants_logits:
-            logit_rows.append(len(ids) - 1)
+            logit_rows.extend(range(len(ids) - 1 - len(segment.draft), len(ids)))
     return Batch(
         segments=segments,
         first_rows=tuple(first_rows),
@@ -104,7 +112,10 @@ def build_batch(decode: Seq[Segment], prefill: Seq[Segment]) -> Batch:
         positions=torch.from_numpy(np.concatenate(positions)),
         slots=torch.from_numpy(np.concatenate(slots)),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        logit_segments=(*decode, *(s for s in prefill if s.wants_logits)),
+        logit_segments=(
+            *decode,
+            *(s for s in prefill if s.wants_logits for _ in range(1 + len(s.draft))),
+        ),
     )
 
 

@@ -30,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 256  # tokens of prefill in one step, all requests together
     idle_evict_s: float = 600.0  # a chat idle for longer gives its pages back
     share_prefix: Literal["auto", "always", "never"] = "auto"
+    speculation: Literal["auto", "always", "never"] = "never"  # drafts by prompt lookup
     checkpoint_method: CheckpointMethod = "auto"
     checkpoint_bits: CheckpointBits = 16  # 16: as the model computes, exact
     checkpoint_dirs: tuple[str, ...] = ()  # empty: nothing is saved

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from torch import Tensor
-
 from engine.batch import Segment
+from engine.choosing import Chosen, choose
 from engine.config import EngineConfig
 from engine.loading import load
 from engine.memory.prefix_use import prefix_uses
@@ -33,9 +32,7 @@ from engine.messages import (
     Warm,
 )
 from engine.model.constraints import Grammars
-from engine.model.logprobs import token_logprobs
 from engine.model.output import OutputText
-from engine.model.sampler import sample
 from engine.model.shaping import Shaping
 from engine.request import Request, State, Work, now
 from engine.restoration.chunk_store import ChunkStore
@@ -192,6 +189,8 @@ class Engine:
             disk_cap_bytes=store.bytes_cap if store is not None else 0,
             host_cache_bytes=store.bytes_held if isinstance(store, HostTier) else 0,
             tokens_from_memory=count["from_memory"],
+            tokens_drafted=scheduler.speculation.drafted,
+            tokens_accepted=scheduler.speculation.accepted,
             last_step_age_ms=(now() - self._last_step) * 1e3,
             prefixes=prefix_uses(scheduler.tree),
         )
@@ -226,12 +225,14 @@ class Engine:
             return
         self._mark_prefill(prefill)
         began = now()
-        batch, logits = self.runner.run(list(decode), list(prefill))
-        self.scheduler.chunk.ran(len(decode), batch.num_tokens - len(decode), now() - began)
+        plain = [segment for segment in decode if not segment.draft]
+        drafted = [segment for segment in decode if segment.draft]
+        batch, logits = self.runner.run(plain, [*drafted, *prefill])
+        self._measure(len(decode), batch.num_tokens - len(decode), bool(prefill), now() - began)
         self._counters["steps"] += 1
         self._counters["decoded"] += len(decode)
         for segment, request in decode.items():
-            segment.seq.num_computed = segment.end
+            segment.seq.num_computed = segment.end - len(segment.draft)
             request.decode_steps += 1
             request.decode_rows += len(decode)
         for segment, work in prefill.items():
@@ -239,8 +240,16 @@ class Engine:
             work.computed(segment.end)
             if not work.todo:
                 self.scheduler.prefilled(work)
-        sampled = [decode.get(s) or prefill[s] for s in batch.logit_segments]
-        self._answer([work for work in sampled if isinstance(work, Request)], logits)
+        if batch.logit_segments:
+            self._answer(choose(batch.logit_segments, {**prefill, **decode}, logits))
+
+    def _measure(self, chats: int, others: int, prompts: bool, seconds: float) -> None:
+        """A step took so long: with a row for each chat, and others of prompts or of drafts."""
+        scheduler = self.scheduler
+        if prompts or not others:
+            scheduler.chunk.ran(chats, others, seconds)
+        if not prompts:
+            scheduler.speculation.ran(chats, others, seconds)
 
     def _admit(self) -> None:
         for request in self.scheduler.admit():
@@ -303,23 +312,21 @@ class Engine:
                 requester.prefix_computed_tokens += segment.end - segment.start
                 self._report(requester, "reading", segment.start, len(work.sequence.ids))
 
-    def _answer(self, requests: list[Request], logits: Tensor) -> None:
-        """Sample one token for each request and say it."""
-        if not requests:
-            return
-        positions = [r.sequence.position + len(r.sequence) for r in requests]
-        states = [r.shaping for r in requests]
-        tokens = sample(
-            logits,
-            [r.sampling for r in requests],
-            positions,
-            states,
-            [r.submit.candidate for r in requests],
-        )
-        scores = token_logprobs(logits, tokens, [r.submit.top_logprobs for r in requests])
+    def _answer(self, chosen: list[Chosen]) -> None:
+        """Say the tokens that the answers go on with."""
         at = now()
-        for request, token, score in zip(requests, tokens.tolist(), scores, strict=True):
-            self._push(request, token, at, score)
+        for one in chosen:
+            request = one.request
+            if one.segment.draft:
+                right = len(one.tokens) - 1
+                self.scheduler.speculation.verified(len(one.segment.draft), right)
+                self._counters["decoded"] += right
+            for i, (token, score) in enumerate(zip(one.tokens, one.scores, strict=True)):
+                if i:  # the token before it was in the draft, and so it is computed
+                    one.segment.seq.num_computed += 1
+                self._push(request, token, at, score)
+                if request.id not in self._requests:
+                    break
 
     def _push(self, request: Request, token: int, at: float, score: TokenLogprobs | None) -> None:
         timing = request.timing
@@ -372,6 +379,7 @@ class Engine:
     def _drop(self, request: Request) -> None:
         self._requests.pop(request.id, None)
         self._progress.pop(request.id, None)
+        self.scheduler.speculation.forget(request.id)
 
     def fail_all(self, reason: str) -> None:
         """A step failed: every request ends with this reason, and all memory is given back."""

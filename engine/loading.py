@@ -36,6 +36,7 @@ from engine.restoration.leading import LeadingLayers
 from engine.restoration.plan import OnePlan, Plans, choose_plan
 from engine.restoration.restorer import Restorer
 from engine.scheduler import Scheduler
+from engine.speculation import Speculation
 from kernels.coding import warm_up as warm_up_coding
 from kernels.prefix_choice import PrefixKernel, choose_prefix_kernel
 from kernels.quantised import warm_up as warm_up_quantised
@@ -174,6 +175,7 @@ def load(config: EngineConfig, store: ChunkStore | None) -> Parts:
             restorer,
             max_batch=config.max_batch,
             prefill_chunk=config.prefill_chunk,
+            speculation=Speculation(config.speculation, context_length),
         ),
         recorder=recorder,
     )

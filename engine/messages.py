@@ -252,6 +252,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     write_trouble: str = ""  # why the last write of a checkpoint was refused; empty: it was taken
     host_cache_bytes: int = 0  # held in memory of chats that left the KV cache
     tokens_from_memory: int = 0  # of tokens_restored: from there, not from disk
+    tokens_drafted: int = 0  # by prompt lookup
+    tokens_accepted: int = 0  # of those: what the model chose
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine.batch import Segment
 from engine.chunking import ChunkSize
@@ -16,6 +17,7 @@ from engine.request import NodeLoad, Request, State, WarmLoad, Work, now
 from engine.residency import Prefix, Residency
 from engine.restoration.restore import RestoreJob
 from engine.restoration.restorer import Restorer
+from engine.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Scheduler:
         *,
         max_batch: int,
         prefill_chunk: int,
+        speculation: Speculation,
     ) -> None:
         self.resident = Residency(pool, cache, restorer)
         self.waiting: deque[Request] = deque()
@@ -47,6 +50,7 @@ class Scheduler:
         self._restorer = restorer
         self._max_batch = max_batch
         self.chunk = ChunkSize(prefill_chunk)
+        self.speculation = speculation
 
     @property
     def pool(self) -> PagePool:
@@ -268,7 +272,20 @@ class Scheduler:
                 decode[Segment(seq, tuple(request.path), end - 1, end, True)] = request
         # a request that was preempted after its row was scheduled holds no pages any more
         decode = {s: r for s, r in decode.items() if r.state is State.DECODE}
-        return decode, self._schedule_prefill(self.chunk.tokens(bool(decode)))
+        prefill = self._schedule_prefill(self.chunk.tokens(bool(decode)))
+        return decode if prefill else self._with_drafts(decode), prefill
+
+    def _with_drafts(self, decode: dict[Segment, Request]) -> dict[Segment, Request]:
+        """Segments that also run what may come next, where there are pages for it."""
+        drafts = self.speculation.drafts(list(decode.values()))
+        drafted: dict[Segment, Request] = {}
+        for segment, request in decode.items():
+            draft = drafts.get(request, ())
+            end = segment.end + len(draft)
+            if draft and segment.seq.reserve(end, self.pool):
+                segment = replace(segment, end=end, draft=tuple(draft))
+            drafted[segment] = request
+        return drafted
 
     def _schedule_prefill(self, budget: int) -> dict[Segment, Work]:
         prefill: dict[Segment, Work] = {}

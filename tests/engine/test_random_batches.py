@@ -7,6 +7,7 @@ apart; at most 1 % of positions may be closer than that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.request import Request
+from engine.batch import Segment
+from engine.choosing import Chosen, choose
+from engine.request import Request, Work
 from tests.engine.harness import HarnessFactory, Oracle, random_ids
 
 PREFIXES = [[], random_ids(1, 1), random_ids(64, 2), random_ids(100, 3)]
@@ -32,15 +35,16 @@ def logits_of(
     factory = HarnessFactory(model_dir)
     harness = factory(prefill_chunk=chunk, share_prefix=sharing)
     seen: list[tuple[list[int], Tensor]] = []
-    answer = harness.engine._answer
 
-    def spy(running: list[Request], logits: Tensor) -> None:
-        for request, row in zip(running, logits, strict=True):
+    def spy(rows: Sequence[Segment], work: Mapping[Segment, Work], logits: Tensor) -> list[Chosen]:
+        for segment, row in zip(rows, logits, strict=True):
+            request = work[segment]
+            assert isinstance(request, Request)
             seen.append(([*request.submit.prefix_ids, *request.sequence.ids], row.clone()))
-        answer(running, logits)
+        return choose(rows, work, logits)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness.engine, "_answer", spy)
+        patch.setattr("engine.engine.choose", spy)
         for i, (prefix, length) in enumerate(requests):
             ids = random_ids(length, seed + i)
             harness.submit(ids, chat=f"c{i}", prefix=prefix, max_tokens=4)
