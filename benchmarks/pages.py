@@ -177,7 +177,7 @@ async def _ask(data: Path, options: Options) -> list[Row]:
         paths = [f"/chats/{CHAT}/latency", f"/chats/{CHAT}/latency?page=20"]
         paths += [f"/chats/{CHAT}/latency.json"]
         paths += [f"/latency?span={span}" for span in ("hour", "day", "week", "month", "all")]
-        paths += ["/latency.json?span=all"]
+        paths += ["/latency.json?span=all", "/operator"]
         for path in paths:
             cpu, wall, size = [], [], 0
             for _ in range(REPEATS):

@@ -1,11 +1,12 @@
-"""What drafts by prompt lookup bring: tokens per second with them over without, answers compared.
+"""What drafts by prompt lookup bring: how long answers take with them and without.
 
 One engine answers the same questions in turns with drafts (`auto`: where the engine measures that
 they pay) and without. `quoting`: chats that are asked to give a text back, word for word; `prose`:
-chats that are asked about it. `ratio`: tokens per second of decoding, with over without, median of
-the pairs of neighbouring rounds. `right`: share of drafted tokens that the model chose. `same`:
-share of chats whose ids are the same with and without drafts; in fp32 all must be, in other formats
-rows of a step that differ in number round differently. `least_ratio` is the least of all rows.
+chats that are asked about it. `ratio`: seconds a token of an answer from its first to its end, mean
+of the chats, without drafts over with them, median of the pairs of neighbouring rounds; `slowest`
+the same of the chat that gains least. `right`: share of drafted tokens that the model chose.
+`same`: share of chats whose ids are the same with and without drafts; in fp32 all must be, in other
+formats rows of a step that differ in number round differently. `least_ratio` is the least of all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from engine.config import EngineConfig
 from engine.devices import resolve_dtype
 from engine.engine import Engine
 from engine.memory.page_pool import pages_for
-from engine.messages import Delta, Failed, FromEngine, SamplingParams, Submit
+from engine.messages import Delta, Done, Failed, FromEngine, SamplingParams, Submit
 from engine.model.model_config import read_model_config
 from engine.request import State
 from engine.speculation import Speculation
@@ -79,12 +80,11 @@ class Chats:
             self._events.append,
         )
         self._sides = {
-            choice: Speculation(choice, self._engine.context_length)
-            for choice in ("auto", "never")
+            choice: Speculation(choice, self._engine.context_length) for choice in ("auto", "never")
         }
 
-    def ask(self, kind: str, batch: int, choice: str) -> tuple[float, list[list[int]]]:
-        """Tokens a second while all decode, and the answers' ids. Raises Refused."""
+    def ask(self, kind: str, batch: int, choice: str) -> tuple[list[float], list[list[int]]]:
+        """Each chat's seconds a token once all decode, and its answer's ids. Raises Refused."""
         engine, tokenizer = self._engine, self._engine.tokenizer
         engine.scheduler.speculation = self._sides[choice]
         while engine.scheduler.resident.evict_one():
@@ -109,15 +109,21 @@ class Chats:
         scheduler = engine.scheduler
         while any(r.state is not State.DECODE for r in (*scheduler.waiting, *scheduler.running)):
             engine.step()
-        decoded, began = engine.stats().tokens_decoded, time.perf_counter()
+        said = [len(ids) for ids in map(self._ids, requests)]
+        began, ended = time.perf_counter(), dict[str, float]()
         while engine.has_work():
+            seen = len(self._events)
             engine.step()
-        seconds = time.perf_counter() - began
-        failed = [event for event in self._events if isinstance(event, Failed)]
-        if failed:
-            raise Refused(f"a chat failed: {failed[0].reason}")
-        rate = (engine.stats().tokens_decoded - decoded) / seconds
-        return rate, [self._ids(request) for request in requests]
+            for event in self._events[seen:]:
+                if isinstance(event, Failed):
+                    raise Refused(f"a chat failed: {event.reason}")
+                if isinstance(event, Done):
+                    ended[event.request_id] = time.perf_counter() - began
+        answers = [self._ids(request) for request in requests]
+        return [
+            ended.get(request, 0.0) / max(1, len(ids) - before)
+            for request, ids, before in zip(requests, answers, said, strict=True)
+        ], answers
 
     def _ids(self, request: str) -> list[int]:
         said = [e for e in self._events if isinstance(e, Delta) and e.request_id == request]
@@ -154,26 +160,35 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
 
 def _row(chats: Chats, kind: str, batch: int, rounds: int, *, fp32: bool) -> Row:
     progress(f"{kind}, {batch} chats")
-    rates: dict[str, list[float]] = {"auto": [], "never": []}
+    seconds: dict[str, list[list[float]]] = {"auto": [], "never": []}  # by round, of each chat
     answers: dict[str, list[list[int]]] = {}
     before = chats.drafted()
     for number in range(-1, rounds):  # the first meets shapes and measures what rows cost
         for choice in ("auto", "never") if number % 2 else ("never", "auto"):
-            rate, answers[choice] = chats.ask(kind, batch, choice)
+            took, answers[choice] = chats.ask(kind, batch, choice)
             if number >= 0:
-                rates[choice].append(rate)
+                seconds[choice].append(took)
     after = chats.drafted()
     drafted, right = (b - a for a, b in zip(before, after, strict=True))
     same = sum(a == b for a, b in zip(answers["auto"], answers["never"], strict=True)) / batch
     if fp32 and same < 1:
         raise Refused(f"{kind}, {batch} chats: drafts changed an answer in fp32")
-    pairs = zip(rates["auto"], rates["never"], strict=True)
+    means = {choice: [statistics.mean(one) for one in seconds[choice]] for choice in seconds}
+    ratios = [n / a for n, a in zip(means["never"], means["auto"], strict=True)]
+    each = [
+        statistics.median(
+            n[i] / a[i] for n, a in zip(seconds["never"], seconds["auto"], strict=True) if a[i]
+        )
+        for i in range(batch)
+        if any(a[i] for a in seconds["auto"])
+    ]
     return {
         "kind": kind,
         "chats": batch,
-        "ratio": round(statistics.median(a / b for a, b in pairs), 3),
-        "auto_tok_s": round(statistics.median(rates["auto"]), 1),
-        "never_tok_s": round(statistics.median(rates["never"]), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "slowest": round(min(each), 3),
+        "auto_ms": round(statistics.median(means["auto"]) * 1e3, 2),
+        "never_ms": round(statistics.median(means["never"]) * 1e3, 2),
         "drafted": drafted,
         "right": round(right / drafted, 3) if drafted else 0.0,
         "same": round(same, 3),

@@ -184,11 +184,15 @@ class Scheduler:
         busy = any(r.chat_id == chat_id for r in (*self.waiting, *self.running))
         if busy or chat_id in self.warm_loads or not history_ids:
             return
-        need = pages_for(len(history_ids) + 1) + pages_for(len(prefix_ids))
-        if need > self.pool.num_free:
-            return
         prefix = self.resident.prefix(prefix_scope, prefix_ids)
-        if prefix is None or not self._load_prefix(prefix, None):
+        if prefix is None:
+            return
+        absent = [node for node in prefix.nodes if node.state is NodeState.ABSENT]
+        need = pages_for(len(history_ids) + 1) + sum(pages_for(len(node)) for node in absent)
+        if need > self.pool.num_free:
+            self.resident.forget_absent(prefix)
+            return
+        if not self._load_prefix(prefix, None):
             return
         load = WarmLoad(chat_id)
         load.prefix_digest = prefix.digest.value

@@ -10,7 +10,9 @@ for a draft without probabilities; our noise depends on seed and position alone)
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Literal
 
@@ -21,18 +23,21 @@ from engine.memory.page_pool import PAGE_SIZE
 from engine.request import Request
 
 Speculating = Literal["auto", "always", "never"]
+Draft = list[tuple[int, float]]  # tokens, each with its chance that all up to it are right
 
 NGRAM = 3  # tokens that must have occurred before
 MAX_DRAFT = 8
 MAX_CHATS = 16  # with more rows than this a step gains nothing by a row more, on any CPU we know
 MARGIN = 1.25  # by which a draft must be worth more than it costs
+OTHERS = 0.1  # that drafts may add to the time between the tokens of chats without one
+FORGET = 256  # steps without a draft, after which its cost is measured anew
 FIRST_GUESS = 0.15  # what a row more costs of a step, until that is measured
 # Chance that the next token is right, after so many right ones of the same passage in a row; what
 # a chat's own text shows outweighs it soon.
 RUNS = (0, 1, 2, 4, 8, 16)
 CHANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 CHANCE_WEIGHT = 4.0  # tokens that the chances above count for
-_KEPT = 8  # measurements; the least of them counts, since others' work on the machine only adds
+_KEPT = 8  # measurements
 
 
 class PromptLookup:
@@ -67,7 +72,7 @@ class PromptLookup:
         self._ids[self._count] = token
         self._count += 1
 
-    def draft(self, limit: int, worth: float) -> list[int]:
+    def draft(self, limit: int, worth: float) -> Draft:
         """The next tokens if the passage goes on, at most `limit`, as long as one is `worth` it.
 
         worth: the least chance of being right with which a token is drafted.
@@ -76,7 +81,7 @@ class PromptLookup:
             self._at = self._find()
         if self._at < 0:
             return []
-        draft: list[int] = []
+        draft: Draft = []
         chance = 1.0
         for i in range(limit):
             level = _level(self._run + i)
@@ -84,7 +89,8 @@ class PromptLookup:
             if chance < worth:
                 break
             at = self._at + i  # beyond the end the passage repeats what was just drafted
-            draft.append(int(self._ids[at]) if at < self._count else draft[at - self._count])
+            known = at < self._count
+            draft.append((int(self._ids[at]) if known else draft[at - self._count][0], chance))
         return draft
 
     def _find(self) -> int:
@@ -103,13 +109,52 @@ def _level(run: int) -> int:
     return next(i for i in reversed(range(len(RUNS))) if run >= RUNS[i])
 
 
+class _Times:
+    """Owns what the latest steps of a number of chats took, with drafts and without."""
+
+    def __init__(self) -> None:
+        self._plain_s: deque[float] = deque(maxlen=_KEPT)
+        self._drafted: deque[tuple[int, float]] = deque(maxlen=2 * _KEPT)  # rows, seconds more
+        self._plain_in_a_row = 0
+
+    def ran(self, drafted: int, seconds: float) -> None:
+        if not drafted:
+            self._plain_s.append(seconds)
+            self._plain_in_a_row += 1
+            if self._plain_in_a_row == FORGET:
+                self._drafted.clear()
+            return
+        self._plain_in_a_row = 0
+        if self._plain_s:
+            usual = self.step_s
+            more = min(seconds - usual, 2 * usual)  # what is beyond was another program's
+            self._drafted.append((drafted, more))
+
+    @property
+    def known(self) -> bool:
+        return bool(self._plain_s)
+
+    @property
+    def step_s(self) -> float:
+        """Of a step without drafts."""
+        return statistics.median(self._plain_s)
+
+    def row_s(self, num_chats: int) -> float:
+        """Of one drafted token more."""
+        if not self._drafted:
+            return FIRST_GUESS * self.step_s / num_chats
+        rows = sum(rows for rows, _ in self._drafted)
+        return max(0.0, sum(more for _, more in self._drafted)) / rows
+
+
 class Speculation:
     """Owns each running chat's lookup, and what rows cost this engine. Engine thread only.
 
     One more row pays when its chance of being right is above its cost, in tokens that the step's
     time is worth: with n chats, `n * seconds of a row / seconds of the step`. Both are taken from
-    the engine's own latest steps; the least chance is `MARGIN` times that. So one chat drafts
-    nearly always, sixteen only amid long repetitions.
+    the engine's own latest steps; the least chance is `MARGIN` times that. While some chat has no
+    draft, the others' may make its tokens slower by `OTHERS` at most. So one chat drafts nearly
+    always, several where a row costs little, many only amid long repetitions.
     """
 
     def __init__(self, choice: Speculating, context_length: int) -> None:
@@ -118,8 +163,7 @@ class Speculation:
         self.accepted = 0
         self._choice = choice
         self._context_length = context_length
-        self._plain_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._row_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._times: dict[int, _Times] = defaultdict(_Times)  # by the number of chats
         self._lookups: dict[str, PromptLookup] = {}
 
     def drafts(self, requests: Seq[Request]) -> dict[Request, list[int]]:
@@ -127,18 +171,19 @@ class Speculation:
 
         A draft ends before the page does: whole pages go to disk, and their tokens are final.
         """
-        if self._choice == "never":
+        count = len(requests)
+        if self._choice == "never" or (self._choice == "auto" and count > MAX_CHATS):
             return {}
-        if self._choice == "auto" and len(requests) > MAX_CHATS:
-            return {}
-        worth = self._worth(len(requests))
-        if worth is None:
-            return {}
-        found: dict[Request, list[int]] = {}
+        times = self._times[count]
+        worth = 0.0
+        if self._choice == "auto":
+            if not times.known:
+                return {}
+            worth = MARGIN * count * times.row_s(count) / times.step_s
+        found: dict[Request, Draft] = {}
         for request in requests:
             if request.shaping is not None:  # its rules change with each token
                 continue
-            lookup = self._caught_up(request)
             seq = request.sequence
             room = min(
                 MAX_DRAFT,
@@ -146,18 +191,18 @@ class Speculation:
                 request.sampling.max_tokens - len(request.output) - 1,
                 self._context_length - seq.position - len(seq.ids) - 1,
             )
-            draft = lookup.draft(room, worth)
+            draft = self._caught_up(request).draft(room, worth)
             if draft:
                 found[request] = draft
-        return found
+        if self._choice == "auto" and len(found) < count:
+            row_s = times.row_s(count)
+            most = int(OTHERS * times.step_s / row_s) if row_s else MAX_DRAFT * count
+            found = _likeliest(found, most)
+        return {request: [token for token, _ in draft] for request, draft in found.items()}
 
     def ran(self, num_chats: int, drafted: int, seconds: float) -> None:
         """A step that read no prompt took so long, with a row for each chat and drafted token."""
-        plain = self._plain_s[num_chats]
-        if not drafted:
-            plain.append(seconds)
-        elif plain:
-            self._row_s[num_chats].append(max(0.0, seconds - min(plain)) / drafted)
+        self._times[num_chats].ran(drafted, seconds)
 
     def verified(self, drafted: int, accepted: int) -> None:
         """So many tokens of a draft were what the model chose."""
@@ -167,17 +212,6 @@ class Speculation:
     def forget(self, request_id: str) -> None:
         """The request ended."""
         self._lookups.pop(request_id, None)
-
-    def _worth(self, num_chats: int) -> float | None:
-        """The least chance with which a token is drafted; None while a step's time is unknown."""
-        if self._choice == "always":
-            return 0.0
-        plain = self._plain_s[num_chats]
-        if not plain:
-            return None
-        step_s = min(plain)
-        row_s = min(self._row_s[num_chats], default=FIRST_GUESS * step_s / num_chats)
-        return MARGIN * num_chats * row_s / step_s
 
     def _caught_up(self, request: Request) -> PromptLookup:
         lookup = self._lookups.get(request.id)
@@ -189,3 +223,16 @@ class Speculation:
         for token in request.output[len(lookup) - known :]:
             lookup.push(token)
         return lookup
+
+
+def _likeliest(drafts: Mapping[Request, Draft], most: int) -> dict[Request, Draft]:
+    """The beginnings of drafts that hold the `most` likeliest tokens of all."""
+    chances = sorted((chance for draft in drafts.values() for _, chance in draft), reverse=True)
+    if len(chances) <= most:
+        return dict(drafts)
+    least = chances[most]  # the first that has no place, nor those like it
+    kept = {
+        request: [(token, chance) for token, chance in draft if chance > least]
+        for request, draft in drafts.items()
+    }
+    return {request: draft for request, draft in kept.items() if draft}

@@ -60,6 +60,51 @@ def test_every_page_is_clean(axe: tuple[Page, Axe]) -> None:
         look(path)
 
 
+SEND = """([path, fields]) => {
+  const form = document.createElement("form");
+  form.method = "post";
+  form.action = path;
+  for (const [name, value] of Object.entries(fields)) {
+    const field = document.createElement("textarea");
+    field.name = name;
+    field.value = value;
+    form.append(field);
+  }
+  document.body.append(form);
+  form.submit();
+}"""
+
+
+def test_every_refusal_is_clean(axe: tuple[Page, Axe]) -> None:
+    page, look = axe[0], axe[1].look
+    page.goto("/")
+    token = page.locator("[name=_csrf_token]").first.input_value()
+    for title, fields in (
+        ("Refused", {"text": "without the page's token"}),
+        ("Too long", {"text": "x" * 2_000_000, "_csrf_token": token}),
+    ):
+        page.goto("/")
+        page.evaluate(SEND, ["/chats", fields])
+        expect(page.locator("h1")).to_have_text(title)
+        look(title)
+
+
+def test_what_opens_at_a_message_is_clean_as_a_page_too(axe: tuple[Page, Axe]) -> None:
+    page, look = axe[0], axe[1].look
+    begin(page, f"{REPEAT}hello")
+    expect(page.locator(DONE)).to_have_count(1)
+    asked, answered = (
+        page.locator(f".message--{role}").first.get_attribute("id")
+        for role in ("user", "assistant")
+    )
+    assert asked is not None
+    assert answered is not None
+    for message, part in ((asked, "edit"), (answered, "again"), (answered, "timeline")):
+        page.goto(f"/messages/{message.removeprefix('message-')}/{part}")
+        expect(page.locator("a", has_text="Back to the chat")).to_be_visible()
+        look(part)
+
+
 def test_every_state_of_a_chat_is_clean(axe: tuple[Page, Axe]) -> None:
     page, look = axe[0], axe[1].look
     begin(page, f"{HOLD}restoring")
@@ -97,6 +142,12 @@ def test_the_drawer_is_clean(new_context: Contexts) -> None:
     axe = Axe(page)
     axe.look("drawer")
     assert axe.faults == []
+    for name, path in (("Operator", "/operator"), ("Assistants", "/assistants")):
+        page.get_by_role("link", name=name, exact=True).click()  # the one that is seen
+        page.wait_for_url(f"**{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 380
+        page.go_back()
+        page.click(".topbar__toggle")
 
 
 def focused(page: Page) -> str:

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import engine.engine as engine_module
 import engine.loading
+from engine import choosing
 from engine.config import CheckpointBits
 from engine.errors import ModelError
 from engine.model.sampler import sample
@@ -46,7 +46,7 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         rows.extend(values.clone())
         return sample(values, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "sample", spy)
+    monkeypatch.setattr(choosing, "sample", spy)
     return rows
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import engine.engine as engine_module
+from engine import choosing
 from engine.model.sampler import sample
 from engine.model.tokenizer import ChatTokenizer
 from tests.engine.harness import Harness, HarnessFactory
@@ -56,7 +56,7 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         rows.extend(values.clone())
         return sample(values, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "sample", spy)
+    monkeypatch.setattr(choosing, "sample", spy)
     return rows
 
 

@@ -166,6 +166,30 @@ def test_warm_up_makes_the_next_turn_resident(
     assert harness.ids(request) == oracle.greedy([*PREFIX, *history, 7, 8, 9], 12)
 
 
+def test_a_chat_is_warmed_where_only_its_own_tokens_have_room(
+    make_engine: HarnessFactory, tmp_path: Path
+) -> None:
+    """The prefix is in memory already and needs none."""
+    pages = {"kv_memory_bytes": 7 * 3 * 2 * 2 * 64 * 64 * 4}
+    harness = make_engine(disk=tmp_path, **pages)
+    first = harness.submit(random_ids(200, 10), prefix=PREFIX)
+    harness.run()
+    history = random_ids(200, 10) + harness.ids(first)
+    scheduler = harness.engine.scheduler
+    assert harness.store is not None
+    assert harness.store.flush(10.0)
+    scheduler.resident.evict("a")
+    assert (scheduler.pool.num_pages, scheduler.pool.num_free) == (7, 5)
+    harness.engine.handle(Warm(chat_id="a", prefix_ids=PREFIX, history_ids=history))
+    harness.run()
+    assert scheduler.resident.idle_chats() == ["a"]
+    scheduler.resident.evict("a")
+    more = [*history, *random_ids(140, 11)]  # six pages
+    harness.engine.handle(Warm(chat_id="a", prefix_ids=PREFIX, history_ids=more))
+    harness.step()
+    assert scheduler.resident.idle_chats() == []
+
+
 def test_a_message_during_the_warm_up_takes_it_over(
     make_engine: HarnessFactory, oracle: Oracle, tmp_path: Path
 ) -> None:

@@ -16,7 +16,15 @@ import pytest
 from engine import speculation
 from engine.messages import Delta, SamplingParams, Submit
 from engine.request import Request
-from engine.speculation import MAX_CHATS, MAX_DRAFT, PromptLookup, Speculation
+from engine.speculation import (
+    FORGET,
+    MAX_CHATS,
+    MAX_DRAFT,
+    Draft,
+    PromptLookup,
+    Speculating,
+    Speculation,
+)
 from tests.engine.harness import Harness, HarnessFactory, Oracle
 from tests.engine.harness import random_ids as tokens
 
@@ -27,11 +35,11 @@ LENGTH = 90  # of an answer: more than a page
 def drafts_of(answers: dict[int, list[int]], wrong: Callable[[], bool]) -> Any:
     """Drafts of known answers, by the length of their prompts; where `wrong`, another token."""
 
-    def draft(lookup: PromptLookup, limit: int, worth: float) -> list[int]:
+    def draft(lookup: PromptLookup, limit: int, worth: float) -> Draft:
         begun = next(start for start in sorted(answers, reverse=True) if start <= len(lookup))
         done = len(lookup) - begun
         ids = answers[begun][done : done + limit]
-        return [token ^ 1 if wrong() else token for token in ids]
+        return [(token ^ 1 if wrong() else token, 1.0) for token in ids]
 
     return draft
 
@@ -231,34 +239,38 @@ def test_logprobs_are_those_of_each_token(
 # -- the lookup ------------------------------------------------------------------------------------
 
 
+def foreseen(lookup: PromptLookup, limit: int, worth: float) -> list[int]:
+    return [token for token, _ in lookup.draft(limit, worth)]
+
+
 def test_what_followed_last_time_is_drafted() -> None:
-    assert PromptLookup([1, 2, 3, 4, 5, 6, 9, 1, 2, 3]).draft(4, 0.0) == [4, 5, 6, 9]
+    assert foreseen(PromptLookup([1, 2, 3, 4, 5, 6, 9, 1, 2, 3]), 4, 0.0) == [4, 5, 6, 9]
     latest = [1, 2, 3, 4, 0, 1, 2, 3, 5, 0, 1, 2, 3]
-    assert PromptLookup(latest).draft(1, 0.0) == [5]
-    assert PromptLookup([1, 2, 3, 4, 5]).draft(4, 0.0) == []
-    assert PromptLookup([7, 2, 3, 4, 1, 2, 3]).draft(4, 0.0) == []  # two tokens are not enough
-    assert PromptLookup([1, 2]).draft(4, 0.0) == []
-    assert PromptLookup([]).draft(4, 0.0) == []
+    assert foreseen(PromptLookup(latest), 1, 0.0) == [5]
+    assert foreseen(PromptLookup([1, 2, 3, 4, 5]), 4, 0.0) == []
+    assert foreseen(PromptLookup([7, 2, 3, 4, 1, 2, 3]), 4, 0.0) == []  # two tokens are not enough
+    assert foreseen(PromptLookup([1, 2]), 4, 0.0) == []
+    assert foreseen(PromptLookup([]), 4, 0.0) == []
 
 
 def test_a_passage_may_reach_into_its_own_draft() -> None:
-    assert PromptLookup([5, 5, 5, 5]).draft(5, 0.0) == [5] * 5
-    assert PromptLookup([1, 2, 3, 1, 2, 3]).draft(8, 0.0) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert foreseen(PromptLookup([5, 5, 5, 5]), 5, 0.0) == [5] * 5
+    assert foreseen(PromptLookup([1, 2, 3, 1, 2, 3]), 8, 0.0) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
 def test_a_passage_is_followed_and_left() -> None:
     lookup = PromptLookup([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
-    assert lookup.draft(3, 0.0) == [4, 5, 6]
+    assert foreseen(lookup, 3, 0.0) == [4, 5, 6]
     for token in (4, 5, 6):
         lookup.push(token)
-    assert lookup.draft(3, 0.0) == [7, 8, 9]
+    assert foreseen(lookup, 3, 0.0) == [7, 8, 9]
     lookup.push(99)
-    assert lookup.draft(3, 0.0) == []
+    assert foreseen(lookup, 3, 0.0) == []
     for token in range(200):  # grows
         lookup.push(1000 + token)
     for token in (1010, 1011, 1012):
         lookup.push(token)
-    assert lookup.draft(2, 0.0) == [1013, 1014]
+    assert foreseen(lookup, 2, 0.0) == [1013, 1014]
 
 
 def test_drafts_get_longer_as_they_come_right_and_stop_when_they_do_not() -> None:
@@ -275,7 +287,7 @@ def test_drafts_get_longer_as_they_come_right_and_stop_when_they_do_not() -> Non
         bad.push(500 + i)
     for token in (0, 1, 2):
         bad.push(token)
-    assert bad.draft(MAX_DRAFT, 0.2) == []
+    assert foreseen(bad, MAX_DRAFT, 0.2) == []
 
 
 # -- where it pays ---------------------------------------------------------------------------------
@@ -317,9 +329,36 @@ def test_drafts_are_made_where_a_row_is_cheap(chats: list[Request]) -> None:
 def test_one_slow_step_does_not_end_it(chats: list[Request]) -> None:
     auto = Speculation("auto", 4096)
     auto.ran(1, 0, 0.010)
-    auto.ran(1, 4, 0.012)
-    auto.ran(1, 4, 0.500)
+    for seconds in (0.012, 0.013, 0.500, 0.012):
+        auto.ran(1, 4, seconds)
     assert auto.drafts(chats[:1])
+
+
+def test_what_was_too_dear_is_tried_again_some_day(chats: list[Request]) -> None:
+    auto = Speculation("auto", 4096)
+    auto.ran(1, 0, 0.010)
+    auto.ran(1, 1, 0.030)
+    assert auto.drafts(chats[:1]) == {}
+    for _ in range(FORGET):
+        auto.ran(1, 0, 0.010)
+    assert auto.drafts(chats[:1])
+
+
+def test_a_chat_without_a_draft_is_hardly_slowed_down(chats: list[Request]) -> None:
+    """Rows of a tenth of a step: one of them has room, while all may pay as they like."""
+    chats[3].sequence.ids[-1] = chats[3].output[-1] = 0  # said for the first time
+    cases: list[tuple[Speculating, int]] = [("auto", 4), ("always", 3 * MAX_DRAFT)]
+    for choice, expected in cases:
+        rows = Speculation(choice, 4096)
+        rows.ran(4, 0, 0.0100)
+        rows.ran(4, 4, 0.0110)
+        drafts = rows.drafts(chats[:4])
+        assert chats[3] not in drafts
+        assert 0 < sum(map(len, drafts.values())) <= expected
+    everyone = Speculation("auto", 4096)
+    everyone.ran(3, 0, 0.0100)
+    everyone.ran(3, 4, 0.0110)
+    assert sum(map(len, everyone.drafts(chats[:3]).values())) > 4
 
 
 def test_many_chats_draft_nothing(chats: list[Request]) -> None:
