@@ -124,7 +124,7 @@ class Settings(BaseSettings):
         default=0, ge=0, le=1 << 22, description="tokens of a chat; 0 is the model's own limit"
     )
     prefill_chunk: int = Field(
-        default=256,
+        default=512,
         ge=1,
         le=65536,
         description="prompt tokens read in one step, all chats together",

@@ -22,10 +22,12 @@ from benchmarks import machine
 from benchmarks.floors import Precision, layer_params
 from benchmarks.report import Options, Row, progress, run
 from benchmarks.step import SAMPLERS, Sizes, Steps, null_sender
+from engine.chunking import ChunkSize
+from engine.config import EngineConfig
 from engine.devices import resolve_dtype
+from engine.free_memory import settle_memory
 from engine.model.geometry import ModelConfig
 from engine.model.model_config import read_model_config
-from engine.process import settle_memory
 from kernels.threading import configure_environment, configure_torch
 from sessions.chunks import ChunkStore
 
@@ -73,6 +75,9 @@ def _one(options: Options, format: str, batch: int, sizes: Sizes) -> Row:
     with tempfile.TemporaryDirectory() as directory, null_sender() as out:
         store = ChunkStore([Path(directory)], cap_bytes=4 << 30)
         steps = Steps(options, config, sizes, store, out)
+        steps.engine.scheduler.chunk = ChunkSize(
+            EngineConfig(model_dir="", model_name="").prefill_chunk
+        )  # a server's, unlike what the steps are timed with
         settle_memory()  # as the engine process does once it is loaded
         steps.begin(batch, prefix, SAMPLERS["greedy"])
         for _ in range(sizes.steps):

@@ -27,7 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64  # sequences that decode in one step
     max_queue: int = 64  # requests that wait beyond those running
     max_context: int = 0  # 0: the model's own
-    prefill_chunk: int = 256  # tokens of prefill in one step, all requests together
+    prefill_chunk: int = 512  # tokens of prefill in one step, all requests together
     idle_evict_s: float = 600.0  # a chat idle for longer gives its pages back
     share_prefix: Literal["auto", "always", "never"] = "auto"
     speculation: Literal["auto", "always", "never"] = "never"  # drafts by prompt lookup

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from engine.batch import Segment
 from engine.choosing import Chosen, choose
 from engine.config import EngineConfig
+from engine.free_memory import trim_memory
 from engine.loading import load
 from engine.memory.prefix_use import prefix_uses
 from engine.messages import (
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 RESTORE_SLICE_S = 0.008  # of a step, while others decode or read their prompts
 RESTORE_ALONE_S = 0.1
+TRIM_TOKENS = 2048  # of prompts, whose buffers are worth giving back
 PROGRESS_S = 0.1  # between two progress messages of one request
 
 
@@ -84,6 +86,7 @@ class Engine:
             0,
         )
         self._last_step = now()
+        self._untrimmed = 0  # tokens of prompts that were read since memory was given back
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -221,6 +224,9 @@ class Engine:
         self._admit()
         self._restore()
         decode, prefill = self.scheduler.schedule()
+        if not prefill and self._untrimmed >= TRIM_TOKENS:
+            trim_memory()
+            self._untrimmed = 0
         if not decode and not prefill:
             return
         self._mark_prefill(prefill)
@@ -237,6 +243,7 @@ class Engine:
             request.decode_rows += len(decode)
         for segment, work in prefill.items():
             self._counters["prefilled"] += segment.end - segment.start
+            self._untrimmed += segment.end - segment.start
             work.computed(segment.end)
             if not work.todo:
                 self.scheduler.prefilled(work)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import importlib
 import logging
 import os
@@ -22,6 +20,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.framing import FrameSplitter, frame, to_engine_decoder
+from engine.free_memory import settle_memory
 from engine.messages import (
     EngineInfo,
     Failed,
@@ -199,15 +198,6 @@ def serve(make_engine: MakeEngine, sock: socket.socket) -> int:
     finally:
         engine.close()
         sender.close()
-
-
-def settle_memory() -> None:
-    """Give back what only loading needed; the collector passes over what stays from now on."""
-    gc.collect()
-    gc.freeze()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _loop(engine: EngineCore, inbox: Inbox, emit: Emit) -> int:

@@ -54,7 +54,7 @@ def choose_format(
         return known
     measure = partial(
         _said,
-        "formats of the weights (loss, agreement and speed; only this once for a model)",
+        "formats of the weights (loss, agreement and speed; once for a model)",
         partial(_measure_formats, config, geometry, rotate),
     )
     figures = _cache(config).obtain(

@@ -21,6 +21,7 @@ from engine.model.geometry import ModelConfig
 from engine.model.quantising import Quantiser
 from engine.model.weights import LayerWeights, Projection, Weights, inverse_frequencies, make_layer
 from engine.profile.one_sequence import CausalAttention, SequenceRows
+from engine.profile.record import undisturbed
 from engine.profile.weight_figures import FormatFigures, WeightFigures, WeightFormat
 from kernels.elementwise import rms_norm
 from kernels.kv import rope_table
@@ -140,7 +141,9 @@ def measure_formats(
         best = top if best is None else best
         quality[side.format] = (loss, float((top == best).float().mean()))
     timed = [plain, *(side for side in sides if side.quantiser is not None)]
+    began = (time.thread_time(), time.perf_counter())
     times = _times(timed, rows, rounds)
+    left = undisturbed(began)
     share = config.num_layers / kept
     seconds = {
         format: [typical(layers) * share + typical(head) for layers, head in by_rows]
@@ -160,6 +163,7 @@ def measure_formats(
             )
             for side in timed
         ),
+        undisturbed=left,
     )
 
 

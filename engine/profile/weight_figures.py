@@ -30,6 +30,7 @@ class WeightFigures(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int  # of the sample text
     rows: tuple[int, ...]
     formats: tuple[FormatFigures, ...]
+    undisturbed: float = 1.0  # share of the timing that other programs left
 
     def rise(self, figures: FormatFigures) -> float:
         """By how much of itself the loss is higher than in fp32."""

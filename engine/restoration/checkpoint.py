@@ -92,6 +92,8 @@ class Recorder:
         self._in_flight_bytes = 0
         self._ended: deque[tuple[int | None, int, bool]] = deque()  # from the writer thread
         self._words = _words(self._flat) if copies is None else None
+        self._seen: Tensor | None = None  # of `record`, and the same memory as words
+        self._seen_words: npt.NDArray[np.int16 | np.int32] = np.empty((0, 0), np.int16)
         self._rows: Tensor | None = None
         self._target: Tensor | None = None
         self._layer_targets: npt.NDArray[np.int64] | None = None  # [layers, rows]
@@ -149,8 +151,12 @@ class Recorder:
                 self._targets = self.row_targets(len(hidden)).to(hidden.device)
             self.record_at(layer, hidden, self._targets)
             return
-        source = hidden if len(self._rows) == len(hidden) else hidden[self._rows]
-        self._words[self._layer_targets[index]] = _words(source)
+        if hidden is not self._seen:  # the same for all layers of a step
+            self._seen, self._seen_words = hidden, _words(hidden)
+        source = self._seen_words
+        if len(self._rows) < len(source):
+            source = source[self._rows.numpy()]
+        self._words[self._layer_targets[index]] = source
 
     def row_targets(self, num_rows: int) -> Tensor:
         """Where `record_at` puts each row of this step, int64 [num_rows]; some go to no buffer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ _Did = tuple[SpanKind, int]  # what a step of a restore was, and of how many lay
 class _Slice:
     """Stripes that are brought in together: one after another, stored in the same way."""
 
-    stripes: list[LoadedStripe]
+    stripes: list[LoadedStripe]  # none: only layers that are not stored, ahead of the reads
     absent: int  # first layers that are not stored
     start: int  # tokens of the sequence
     end: int
@@ -56,6 +57,10 @@ class RestoreJob:
     sequential sweep, the sequence's leading tokens are complete first, and layers that are not
     stored can run as soon as all tokens before a slice have theirs. Tokens whose stripe is lost
     get the K/V of just these layers here, and all of them by the prefill that follows.
+
+    Layers that are not stored wait for nothing that is read, as long as no later tokens have more
+    of them than earlier ones (plans never do that): they run ahead of the reads, in slices that
+    fill the GEMM however slowly stripes come in.
 
     The other order, layer by layer, would let the new message's first layers run while the last
     are read. It was measured against this one with 60 MB of the embedded model's K/V, direct reads,
@@ -101,6 +106,10 @@ class RestoreJob:
         self._holes: list[tuple[int, int]] = []  # of tokens without K/V of absent layers
         depths = (absent_layers(ref, self._num_layers) or 0 for ref in refs)
         self._deepest = max(depths, default=0)
+        self._ahead = deque(_absent_parts(refs, seq.offset + self._covered, self._num_layers))
+        self._ahead_to = self._ahead[0][0] if self._ahead else None  # the owner's tokens
+        self._rest = _rows_of_partial_stripe(refs[-1]) if refs else 0
+        self._last_kept: dict[int, Tensor] = {}  # their hidden states, of layers that ran ahead
         parts = restored_parts(refs, seq.position - seq.offset, self._num_layers)
         self.plan = ", ".join(dict.fromkeys(part.name for part in parts))  # methods of the layers
         self.predicted = recorder.plans.predict(parts)  # None: nothing was measured
@@ -194,12 +203,18 @@ class RestoreJob:
 
     def _begin_slice(self, wait: bool) -> bool:
         """Make the next slice the current one, or finish; False when nothing can be done now."""
-        self._take_in(self._stream.poll(WAIT_S if wait and not self._pending else 0.0))
+        idle = not self._pending and not self._ahead
+        self._take_in(self._stream.poll(WAIT_S if wait and idle else 0.0))
         while self._pending and self._pending[0].payload is None:
             self.rejected.append(self._pending.pop(0).error)
+        if not self._pending and self._stream.finished:
+            self._finish()
+            return wait
+        due = not self._pending or not self._is_ahead(self._pending[0].ref)
+        if self._ahead and due and self._leading.ready(self._path):
+            self._begin_ahead(wait)
+            return True
         if not self._pending:
-            if self._stream.finished:
-                self._finish()
             return wait
         absent = absent_layers(self._pending[0].ref, self._num_layers)
         if absent is None:
@@ -218,6 +233,7 @@ class RestoreJob:
                 self._pending[0].payload is None
                 or layer_methods(ref) != methods
                 or ref.start != last.start + last.usable
+                or (absent > 1 and not self._is_ahead(ref))
             ):
                 break
             stripes.append(self._pending.pop(0))
@@ -226,6 +242,35 @@ class RestoreJob:
         self._slice = _Slice(stripes, absent, start, end)
         self._steps = self._bring_in(self._slice)
         return True
+
+    def _is_ahead(self, ref: StripeRef) -> bool:
+        """Whether all layers of a stripe's tokens that are not stored have run, if they run ahead.
+
+        True for a stripe without such layers.
+        """
+        ahead = self._ahead_to
+        return ahead is None or not self._ahead or ref.start + ref.usable <= ahead
+
+    def _begin_ahead(self, alone: bool) -> None:
+        """Run the layers that are not stored over the next tokens."""
+        start, end, absent = self._ahead[0]
+        limit = (STRIPES_PER_SLICE if alone else STRIPES_BESIDE_OTHERS) * PAGE_SIZE
+        stop = min(end, (start + limit) // PAGE_SIZE * PAGE_SIZE)
+        offset = self.seq.offset
+        self._slice = _Slice([], absent, start - offset, stop - offset)
+        self._steps = self._run_ahead(self._slice)
+
+    def _run_ahead(self, part: _Slice) -> Iterator[_Did]:
+        self.methods.add("recompute")
+        _, end, absent = self._ahead[0]
+        stop = self.seq.offset + part.end
+        last = stop == end and len(self._ahead) == 1
+        yield from self._run_first(part, self._last_kept, self._rest if last else 0)
+        self._ahead_to = stop
+        if stop == end:
+            self._ahead.popleft()
+        else:
+            self._ahead[0] = (stop, end, absent)
 
     def _take_in(self, stripes: list[LoadedStripe]) -> None:
         """Put stripes that came in behind those that wait."""
@@ -252,7 +297,9 @@ class RestoreJob:
         yield "compute", layer_methods(part.stripes[0].ref).count("kv")
         if part.start > self._covered:
             self._holes.append((self._covered, part.start))
-        if part.absent:
+        if part.absent > 1 and self._ahead_to is not None:
+            kept.update(self._last_kept)  # not empty if the last stripe is among these
+        elif part.absent:
             yield from self._run_absent(part, kept, rest)
         yield from self._project_stored(part, kept, rest)
         self._covered = part.end
@@ -282,6 +329,10 @@ class RestoreJob:
                     for _ in self._leading.run(self.seq, self._path, at, stop, depth):
                         yield "recompute", 0
             self._holes = []
+        yield from self._run_first(part, kept, rest)
+
+    def _run_first(self, part: _Slice, kept: dict[int, Tensor], rest: int) -> Iterator[_Did]:
+        """All layers but the last that is not stored in full over a slice; it is projected."""
         inputs = self._leading.run(self.seq, self._path, part.start, part.end, part.absent - 1)
         for layer, hidden in enumerate(inputs):
             if rest:
@@ -314,9 +365,34 @@ class RestoreJob:
 
     def _places(self, part: _Slice) -> tuple[Tensor, Tensor]:
         """Positions and slots of a slice's tokens, int64 [n] each."""
-        slots = [self._slots(stripe.ref) for stripe in part.stripes]
-        position = self.seq.position
-        return (
-            torch.arange(position + part.start, position + part.end),
-            torch.cat([torch.arange(where.start, where.stop) for where in slots]),
-        )
+        tokens = torch.arange(part.start, part.end)
+        pages = torch.tensor(self.seq.page_ids)[tokens // PAGE_SIZE]
+        return self.seq.position + tokens, pages * PAGE_SIZE + tokens % PAGE_SIZE
+
+
+def _absent_parts(refs: Seq[StripeRef], first: int, num_layers: int) -> list[tuple[int, int, int]]:
+    """Tokens [start, end) of the owner with the number of their layers that are not stored.
+
+    Those with two or more, from `first` on, what lies between stripes included. Empty where later
+    tokens have more of them than earlier ones: they would need what is yet to be read.
+    """
+    depths = [absent_layers(ref, num_layers) for ref in refs]
+    parts: list[tuple[int, int, int]] = []
+    at, least = first, num_layers
+    for ref, absent in zip(refs, depths, strict=True):
+        if absent is None or absent > least:
+            return []
+        least = absent
+        if absent < 2:
+            continue
+        end = ref.start + ref.usable
+        if parts and parts[-1][2] == absent:
+            parts[-1] = (parts[-1][0], end, absent)
+        else:
+            parts.append((min(at, ref.start), end, absent))
+        at = end
+    return parts
+
+
+def _rows_of_partial_stripe(last: StripeRef) -> int:
+    return last.usable if last.usable < PAGE_SIZE else 0

@@ -12,6 +12,20 @@ from app.rendering import render_markdown
 DONE = ".latency-line"
 RUNNING = ".message--running"
 ANSWER = ".message--assistant"
+# Sends fields to an address as a form of the page would.
+SEND = """([path, fields]) => {
+  const form = document.createElement("form");
+  form.method = "post";
+  form.action = path;
+  for (const [name, value] of Object.entries(fields)) {
+    const field = document.createElement("textarea");
+    field.name = name;
+    field.value = value;
+    form.append(field);
+  }
+  document.body.append(form);
+  form.submit();
+}"""
 
 
 def begin(page: Page, text: str) -> None:

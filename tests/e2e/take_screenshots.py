@@ -15,7 +15,7 @@ from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
 from app.setup_model import set_up_embedded_model
 from tests.e2e.conftest import CHROMIUM, CHROMIUM_ARGS
-from tests.e2e.pages import DONE, begin, say
+from tests.e2e.pages import DONE, SEND, begin, say
 from tests.e2e.scripted_server import HOLD, REPEAT
 from tests.e2e.server_process import ROOT, ServerProcess
 
@@ -91,8 +91,34 @@ class Pictures:
             page.goto(path)
             page.wait_for_timeout(300)
             self.take(name)
+        self._messages(chat)
+        self._refusals()
         self._assistants()
         self._accounts()
+
+    def _messages(self, chat: str) -> None:
+        """What opens at a message, as pages of their own: so they look without scripts."""
+        page = self._page
+        page.goto(chat)
+        for role, part in (("user", "edit"), ("assistant", "again"), ("assistant", "timeline")):
+            message = page.locator(f".message--{role}").first.get_attribute("id") or ""
+            page.goto(f"/messages/{message.removeprefix('message-')}/{part}")
+            self.take(f"message-{part}")
+            page.goto(chat)
+
+    def _refusals(self) -> None:
+        """Pages that show nothing but what went wrong."""
+        page = self._page
+        page.goto("/")
+        token = page.locator("[name=_csrf_token]").first.input_value()
+        for name, fields in (
+            ("refused", {"text": "without the page's token"}),
+            ("too-long", {"text": "x" * 3_000_000, "_csrf_token": token}),
+        ):
+            page.goto("/")
+            page.evaluate(SEND, ["/chats", fields])
+            page.wait_for_selector(".home__back, .problem")
+            self.take(name)
 
     def _branches(self) -> None:
         """Answers side by side, a question that is asked otherwise, a message that waits."""

@@ -69,6 +69,7 @@ def start(data_dir: Path, model_dir: Path) -> Iterator[Callable[..., ServerProce
     def begin(*options: str) -> ServerProcess:
         command = ["-c", RUN, "serve", "--port", "0", "--data-dir", str(data_dir)]
         command += ["--model", str(model_dir), "--dtype", "fp32", *options]
+        command += ["--speculation", "never"]  # an answer must not end before it is cut
         process = ServerProcess(command, data_dir / f"log{len(started)}", wait_s=WAIT_S)
         started.append(process)
         return process

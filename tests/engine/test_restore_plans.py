@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ from engine.restoration.plan import (
     plan_name,
 )
 from sessions.chunks import ChunkStore
+from sessions.chunks.read_stream import LoadedStripe, ReadStream
 from tests.engine.harness import Harness, HarnessFactory, Oracle, random_ids
 
 LAYERS = 3
@@ -258,6 +260,69 @@ def test_layers_run_again_when_the_lost_prefix_is_back(
     stats = harness.done(request).stats
     assert (stats.prefix_restored_tokens, stats.prefix_computed_tokens) == (0, len(PREFIX))
     assert stats.restored_tokens == len(history) - 1
+
+
+class OneByOne:
+    """Reads that come in late and one at a time."""
+
+    def __init__(self, inner: ReadStream) -> None:
+        self._inner = inner
+        self._kept: list[LoadedStripe] = []
+        self._polls = 0
+
+    def poll(self, timeout_s: float = 0.0) -> list[LoadedStripe]:
+        self._kept.extend(self._inner.poll(timeout_s))
+        self._polls += 1
+        return [self._kept.pop(0)] if self._kept and self._polls > 20 else []
+
+    @property
+    def finished(self) -> bool:
+        return self._inner.finished and not self._kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("lost", [None, 64], ids=["whole", "a stripe lost"])
+def test_layers_that_are_not_stored_do_not_wait_for_the_disk(
+    planned: Planned,
+    make_engine: HarnessFactory,
+    oracle: Oracle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int | None,
+) -> None:
+    """They have run over all tokens before the first stripe comes in; later ones follow singly."""
+    plans: list[tuple[LayerMethod, ...]] = [("recompute", "recompute", "kv")] * 5
+    plans += [("recompute", "hidden", "kv")] * 4
+    harness = planned(tmp_path, *plans)
+    first = random_ids(500, 24)
+    history = first + harness.ids(answer(harness, [], first, []))
+    make_engine.close(harness)
+    harness = planned(tmp_path, *plans)
+    assert harness.store is not None
+    if lost is not None:
+        lose_stripe(harness.store, tmp_path, "c-a", lost)
+    new = random_ids(9, 25)
+    request = harness.submit(new, history=history, computed=len(history) - 1)
+    read = ChunkStore.read
+    monkeypatch.setattr(ChunkStore, "read", lambda *a, **more: OneByOne(read(*a, **more)))
+    harness.run()
+    assert harness.ids(request) == oracle.greedy(history + new, 12)
+    stats = harness.done(request).stats
+    assert stats.restored_tokens == len(history) - 1 - (0 if lost is None else 64)
+    spans = stats.restore_spans
+    last_run = max(end for kind, _, end, *_ in spans if kind == "recompute")
+    first_put = min(start for kind, start, *_, layers in spans if kind == "compute" and layers)
+    assert last_run <= first_put
+    again = random_ids(7, 26)  # the last stripe, which was not full, goes on from its hidden states
+    history += new + harness.ids(request)
+    harness.run()
+    make_engine.close(harness)
+    monkeypatch.undo()
+    harness = planned(tmp_path, *plans)
+    request = answer(harness, history, again, [])
+    assert harness.ids(request) == oracle.greedy(history + again, 12)
 
 
 def test_a_branch_inside_a_stripe(

@@ -95,6 +95,7 @@ def test_measuring_tells_a_bad_format_from_a_good_one(
     good = measure_formats(get, config, ids, torch.float32, rows=(1, 4))
     assert [one.format for one in good.formats] == ["fp32", "int8", "int4"]
     assert all(0 < s < 10 for one in good.formats for s in one.step_s)
+    assert 0 < good.undisturbed <= 1.05
     assert good.formats[2].num_bytes < good.formats[1].num_bytes < good.formats[0].num_bytes
     assert good.formats[2].agreement > 0.9
 

@@ -27,7 +27,7 @@ def test_command_line_wins_over_environment_over_file(
     monkeypatch.setenv("REJOINDER_MAX_BATCH", "12")
     settings = load_settings({"port": "21", "data_dir": str(tmp_path)})
     assert (settings.port, settings.max_batch, settings.max_queue) == (21, 12, 3)
-    assert settings.prefill_chunk == 256
+    assert settings.prefill_chunk == 512
 
 
 def test_the_file_is_found_in_the_data_directory_of_the_environment(
