@@ -155,6 +155,7 @@ class ModelRun:
         for side in (self.kv, self.hidden, *self.auto.values()):
             progress(f"{self.name}: saving, {side.name}")
             side.open(self.chats, kv_bytes_per_token(self.config, self.dtype.itemsize))
+            self.weights = side.engine.info.weights
             if side is self.auto[None]:
                 self.undisturbed = settle(side.config, self.config)
             references |= side.save(self.chats, stay=side is self.kv)
@@ -270,6 +271,7 @@ def measure(options: Options, sizes: Sizes | None = None) -> Row:
         return {
             "model": options.model_name,
             "dtype": "bf16" if dtype == torch.bfloat16 else "fp32",
+            "weights": runs[0].weights,
             "machine": about,
             "memory_gb_s": round(peak.bytes_per_s / 1e9, 1),
             "gemm_gflop_s": round(peak.flops_per_s / 1e9, 1),

@@ -27,7 +27,8 @@ from engine.restoration.plan import (
     plan_name,
 )
 from sessions.chunks import ChunkStore
-from sessions.chunks.read_stream import LoadedStripe, ReadStream
+from sessions.chunks.read_stream import ReadStream
+from sessions.chunks.types import LoadedStripe
 from tests.engine.harness import Harness, HarnessFactory, Oracle, random_ids
 
 LAYERS = 3
