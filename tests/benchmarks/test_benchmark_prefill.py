@@ -34,7 +34,7 @@ def test_rows_alone(quick: Quick) -> None:
     status, result, error = quick(prefill.main, "--weights", "fp32")
     assert status == 0, error
     assert result is not None
-    assert (result["weights"], result["chunk"]) == ("fp32", 256)
+    assert (result["weights"], result["chunk"]) == ("fp32", 512)
     assert [row["tokens"] for row in result["prefill"]] == [70, 300]
     for row in result["prefill"]:
         assert row["tok_s"] == pytest.approx(row["tokens"] / row["ms"] * 1e3, rel=0.01)
