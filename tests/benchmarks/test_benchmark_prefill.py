@@ -37,7 +37,7 @@ def test_rows_alone(quick: Quick) -> None:
     assert (result["weights"], result["chunk"]) == ("fp32", 512)
     assert [row["tokens"] for row in result["prefill"]] == [70, 300]
     for row in result["prefill"]:
-        assert row["tok_s"] == pytest.approx(row["tokens"] / row["ms"] * 1e3, rel=0.1)  # of rounded ms
+        assert row["tok_s"] == pytest.approx(row["tokens"] / row["ms"] * 1e3, rel=0.1)
         assert row["floor_ms"] >= 0
         assert row["floor_share"] == row["gemm_share"]  # weights as wide as the dtype
     assert not any(key.startswith("vs_") for key in result)
