@@ -127,7 +127,9 @@ class TurnHub:
                     continue
                 changed = turn.changed
                 try:
-                    await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
+                    # Not wait_for: in Python 3.11 it loses a cancellation that meets the wake-up.
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await changed.wait()
                 except TimeoutError:
                     yield HEARTBEAT
         finally:

@@ -151,7 +151,8 @@ class Database:
                 delay = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
                 failures += 1
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), delay)
+                    async with asyncio.timeout(delay):
+                        await self._closing.wait()
         finally:
             self._closed = True
             while not self._jobs.empty():

@@ -90,7 +90,8 @@ class Generation:
         """(candidate, delta) as they come, None after each `HEARTBEAT_S` without one."""
         while True:
             try:
-                event = await asyncio.wait_for(self._events.get(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    event = await self._events.get()
             except TimeoutError:
                 yield None
                 continue

@@ -113,7 +113,8 @@ class Costs:
     async def uses(self) -> dict[str, PrefixUse] | None:
         """By assistant; None when the engine does not say."""
         try:
-            stats = await asyncio.wait_for(self._engine.stats(), STATS_WAIT_S)
+            async with asyncio.timeout(STATS_WAIT_S):
+                stats = await self._engine.stats()
         except (TimeoutError, EngineUnavailable):
             return None
         return {use.scope: use for use in stats.prefixes}

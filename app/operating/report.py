@@ -141,7 +141,8 @@ def _database_bytes(path: Path) -> int:
 
 async def _stats(engine: Engine) -> EngineStats | None:
     try:
-        return await asyncio.wait_for(engine.stats(), STATS_WAIT_S)
+        async with asyncio.timeout(STATS_WAIT_S):
+            return await engine.stats()
     except (TimeoutError, EngineUnavailable):
         return None
 

@@ -63,7 +63,8 @@ async def metrics(request: HTTPRequest, services: UseServices) -> Response[bytes
 async def _progress(services: Services) -> tuple[str, EngineStats | None]:
     """What the engine says of itself, or why it makes no progress."""
     try:
-        stats = await asyncio.wait_for(services.engine.stats(), STATS_WAIT_S)
+        async with asyncio.timeout(STATS_WAIT_S):
+            stats = await services.engine.stats()
     except TimeoutError:
         return "the engine does not answer", None
     except EngineUnavailable:

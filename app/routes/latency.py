@@ -191,7 +191,8 @@ def _download(request: HTTPRequest, turns: AsyncIterator[list[TurnRecord]], name
 
 async def _stats(services: Services) -> EngineStats | None:
     try:
-        return await asyncio.wait_for(services.engine.stats(), STATS_WAIT_S)
+        async with asyncio.timeout(STATS_WAIT_S):
+            return await services.engine.stats()
     except (TimeoutError, EngineUnavailable):
         return None
 

@@ -203,7 +203,8 @@ class FakeEngine:
         """The turn with this number, as soon as it is submitted."""
         while len(self.turns) <= number:
             self._submitted.clear()
-            await asyncio.wait_for(self._submitted.wait(), 5)
+            async with asyncio.timeout(5):
+                await self._submitted.wait()
         return self.turns[number]
 
     async def cancel(self, request_id: str) -> None:

@@ -223,7 +223,8 @@ async def test_headers_and_a_comment_go_out_at_once(
         while beats < 3:
             beats += (await anext(lines)).startswith(":")
     turn = await fake_engine.next_turn(0)
-    await asyncio.wait_for(turn.stream.wait_ended(), 1)
+    async with asyncio.timeout(1):
+        await turn.stream.wait_ended()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -237,7 +238,8 @@ async def test_client_that_leaves_frees_its_request(
         await asyncio.sleep(0.05)
         asked.cancel()
         await asyncio.wait([asked])
-    await asyncio.wait_for(turn.stream.wait_ended(), 1)
+    async with asyncio.timeout(1):
+        await turn.stream.wait_ended()
     assert fake_engine.cancelled == [turn.submit.request_id]
     await asyncio.sleep(0.05)
     assert server.app.state.services.api.queue.running == 0

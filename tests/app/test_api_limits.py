@@ -209,7 +209,8 @@ async def test_server_that_ends_tells_its_streams(
         turn = await fake_engine.next_turn(0)
         turn.say("Half")
         server.app.state.services.api.end_streams()
-        answer = await asyncio.wait_for(asked, 5)
+        async with asyncio.timeout(5):
+            answer = await asked
         assert "shutting down" in answer.text
         assert "[DONE]" not in answer.text
         await http.aclose()

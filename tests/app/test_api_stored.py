@@ -288,7 +288,8 @@ async def test_client_that_leaves_keeps_the_real_figures(
         await asyncio.sleep(0.05)
         asked.cancel()
         await asyncio.wait([asked])
-        await asyncio.wait_for(turn.stream.wait_ended(), 1)
+        async with asyncio.timeout(1):
+            await turn.stream.wait_ended()
         await asyncio.sleep(0.1)
     with closing(sqlite3.connect(web_settings.database_path)) as db:
         [(status, text)] = db.execute("SELECT status, text FROM message WHERE role='assistant'")

@@ -179,10 +179,12 @@ async def test_a_flush_that_hangs_is_cut_short_by_a_second_signal() -> None:
     drain = Drain(EngineGate(engine, Metrics()), limit_s=0.0)
     went_on = asyncio.Event()
     drain.signalled((), lambda: True, went_on.set)
-    await asyncio.wait_for(went_on.wait(), 5)
+    async with asyncio.timeout(5):
+        await went_on.wait()
     closing_engine = asyncio.create_task(drain.close_engine())
     await asyncio.sleep(0.05)
     assert not closing_engine.done()
     drain.signalled((), lambda: True, went_on.set)
-    await asyncio.wait_for(closing_engine, 6)
+    async with asyncio.timeout(6):
+        await closing_engine
     assert engine.ended

@@ -400,3 +400,33 @@ async def test_work_for_a_token_does_not_grow_with_what_was_said(
     assert max(MeasuringRenderer.parsed[300:]) <= max(MeasuringRenderer.parsed[5:100])
     hub.close(turn)
     await events.aclose()
+
+
+@pytest.mark.parametrize("laps", range(6))
+async def test_a_watcher_that_leaves_just_as_text_comes_is_gone(laps: int) -> None:
+    """Its cancellation meets the wake-up: a stream that missed it would be fed to the turn's end."""
+    hub = TurnHub(lambda turn, *, first_block, whole: "-")
+    turn = hub.open(turn_id="t", chat_id="c", message_id="m")
+    left, sent = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> dict[str, str]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.set()
+
+    async def finished(unseen: str) -> str:
+        return unseen
+
+    stream = streams.EventStream(hub.watch(turn, finished))
+    sending = asyncio.create_task(stream.send_body(send, receive))  # type: ignore[arg-type]
+    await sent.wait()
+    await asyncio.sleep(0)
+    left.set()
+    for _ in range(laps):  # through the tasks between the client's end and the cancellation
+        await asyncio.sleep(0)
+    turn.wake()
+    async with asyncio.timeout(1):
+        await sending
+    assert turn.watchers == 0
