@@ -29,9 +29,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 GRACEFUL_SHUTDOWN_S = 10  # then connections that are still open are cut
 # The engine's threads wait for each other at every step: with a busy web process beside them on two
-# cores a step takes 1.5 times as long at equal priority, 1.3 times at 5, 1.1 at 8, where pages
-# already take longer while chats decode.
-NICE = 6
+# cores a step of 32 chats takes 3.7 times as long at equal priority, 1.5 times at 6, 1.25 at 9, and
+# no less at 10, where pages already take longer while chats decode.
+NICE = 9
 
 
 class AddressUnusable(Exception):

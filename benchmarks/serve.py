@@ -75,8 +75,8 @@ async def _chat(
 
 
 async def _put_on(side: Side, load: Sequence[Sequence[Exchange]]) -> tuple[list[Turn], float]:
-    # llama.cpp's server closes a connection after 5 idle seconds, without looking whether a question
-    # is on its way.
+    # llama.cpp's server closes a connection after 5 idle seconds, also when a question is on its
+    # way.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
     async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
         began = time.perf_counter()

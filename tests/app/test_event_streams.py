@@ -404,7 +404,7 @@ async def test_work_for_a_token_does_not_grow_with_what_was_said(
 
 @pytest.mark.parametrize("laps", range(6))
 async def test_a_watcher_that_leaves_just_as_text_comes_is_gone(laps: int) -> None:
-    """Its cancellation meets the wake-up: a stream that missed it would be fed to the turn's end."""
+    """The cancellation meets the wake-up; missed, the stream would go on to the turn's end."""
     hub = TurnHub(lambda turn, *, first_block, whole: "-")
     turn = hub.open(turn_id="t", chat_id="c", message_id="m")
     left, sent = asyncio.Event(), asyncio.Event()

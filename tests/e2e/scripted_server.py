@@ -3,7 +3,7 @@
 `python tests/e2e/scripted_server.py DATA_DIR MODEL_DIR [PORT]`. A message "Repeat: TEXT" is
 answered with TEXT; "Hold: PHASE" stays in that phase, 60 of 120 tokens done, until it is stopped,
 which takes a while; any other one is answered with a long answer in markdown, a word at a time,
-slowly for "Take your time". Of several answers at once, all but the first begin with "Candidate"
+slowly for "Take your time". After "Break" the engine's next statistics fail, once. Of several answers at once, all but the first begin with "Candidate"
 and their number.
 """
 
@@ -38,6 +38,7 @@ from sessions.migrate import upgrade
 REPEAT = "Repeat: "
 HOLD = "Hold: "
 SLOWLY = "Take your time"
+BREAK = "Break"
 PHASES: tuple[Phase, ...] = ("queued", "restoring", "reading")
 PAUSE_S = 0.015
 LONG_PAUSE_S = 0.15  # between words: the answer does not end before it is stopped
@@ -81,6 +82,7 @@ class ScriptedEngine:
         self._tokenizer = ChatTokenizer(model_dir)
         self._places = Places(16)
         self._cancelled: set[str] = set()
+        self._broken = False
         self._behind: dict[str, tuple[str, int]] = {}  # by chat its prefix: scope and tokens
         self._streams: dict[str, TurnStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,6 +115,7 @@ class ScriptedEngine:
         asked = self._tokenizer.decode(turn.new_ids).removesuffix(after_text)
         repeated = asked.partition(REPEAT)[2]
         said, pause_s = (repeated, 0.002) if repeated else (LONG_ANSWER, PAUSE_S)
+        self._broken = BREAK in asked
         if SLOWLY in asked:
             pause_s = LONG_PAUSE_S
         if turn.candidate:
@@ -166,6 +169,9 @@ class ScriptedEngine:
         pass
 
     async def stats(self) -> EngineStats:
+        if self._broken:
+            self._broken = False
+            raise RuntimeError("the scripted engine was told to break")
         return EngineStats(
             running=len(self._tasks), waiting=0, restoring=0, resident_chats=1, prefix_nodes=1,
             pages_total=100, pages_free=80, steps=10, tokens_decoded=100, tokens_prefilled=50,

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.e2e.pages import DONE, RUNNING, SEND, begin, expected, shown
-from tests.e2e.scripted_server import HOLD, LONG_ANSWER, REPEAT
+from tests.e2e.scripted_server import BREAK, HOLD, LONG_ANSWER, REPEAT
 from tests.e2e.server_process import ROOT
 
 Contexts = Callable[..., tuple[BrowserContext, Any]]
@@ -40,7 +40,7 @@ class Axe:
 def axe(request: pytest.FixtureRequest, new_context: Contexts) -> Iterator[tuple[Page, Axe]]:
     context, trouble = new_context(color_scheme=request.param)
     trouble.expected.append(re.compile("style-src|inline style"))  # axe measures with styles
-    trouble.expected.append(re.compile("status of 4"))  # the pages of refusals
+    trouble.expected.append(re.compile("status of [45]"))  # the pages of refusals and faults
     page = context.new_page()
     axe = Axe(page)
     yield page, axe
@@ -72,6 +72,19 @@ def test_every_refusal_is_clean(axe: tuple[Page, Axe]) -> None:
         page.evaluate(SEND, ["/chats", fields])
         expect(page.locator("h1")).to_have_text(title)
         look(title)
+
+
+def test_the_page_of_a_fault_is_clean(axe: tuple[Page, Axe]) -> None:
+    page, look = axe[0], axe[1].look
+    begin(page, f"{BREAK} the engine's figures")
+    expect(page.locator(DONE)).to_have_count(1)
+    response = page.goto("/operator")
+    assert response is not None
+    assert response.status == 500
+    expect(page.locator("main")).to_contain_text("The server failed to do this")
+    look("a fault")
+    page.goto("/operator")
+    expect(page.locator("h1")).to_have_text("Operator")
 
 
 def test_what_opens_at_a_message_is_clean_as_a_page_too(axe: tuple[Page, Axe]) -> None:
