@@ -140,7 +140,7 @@ class LiveTurn:
         while True:
             self._pace.note(self.turn_id, self.spent_s)
             self.spent_s = 0.0
-            await asyncio.sleep(self._pace.gap_s)
+            await asyncio.sleep(self._pace.wait_s(asyncio.get_running_loop().time()))
             await self._dirty.wait()
             self.render()
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 FRAME_GAP_S = 0.2
 MAX_GAP_S = 2.0
-SHARE = 0.03  # of one core, for all that watchers see of running answers
+SHARE = 0.01  # of all cores, for what watchers see of running answers
 _SMOOTHING = 0.3  # weight of the newest frame
 
 
 class Pace:
-    """Owns what a frame of each watched answer costs. Event loop only.
+    """Owns what a frame of each watched answer costs, and when the next are due. Event loop only.
 
     The engine needs the cores: long code or a long list as the last block, seen in many chats at
     once, is shown less often, so that all of it together keeps to its share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int | None = None) -> None:
+        """cores: all that this process may use, unless given."""
+        self._share = SHARE * (cores or len(os.sched_getaffinity(0)))
+        self._next = 0.0  # when the next frames are due
         self._cost_s: dict[str, float] = {}
 
     def note(self, turn_id: str, seconds: float) -> None:
@@ -27,7 +32,16 @@ class Pace:
         """Nobody watches this answer any more."""
         self._cost_s.pop(turn_id, None)
 
+    def wait_s(self, now: float) -> float:
+        """Seconds until the next frame: one moment for all answers, so that few wake-ups serve them.
+
+        now: of the event loop's clock.
+        """
+        if self._next <= now:
+            self._next = now + self.gap_s
+        return self._next - now
+
     @property
     def gap_s(self) -> float:
         """Seconds between two frames of an answer."""
-        return min(MAX_GAP_S, max(FRAME_GAP_S, sum(self._cost_s.values()) / SHARE))
+        return min(MAX_GAP_S, max(FRAME_GAP_S, sum(self._cost_s.values()) / self._share))

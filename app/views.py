@@ -64,6 +64,7 @@ class Views:
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
             trim_blocks=True,
+            auto_reload=False,  # or each inclusion looks at its file, 600 times for a long chat
             undefined=StrictUndefined,
         )
         self._env.filters["count"] = lambda number: f"{number:,}"

@@ -3,7 +3,8 @@
 The whole service runs: web process, engine process, and the browsers as a third one, which only
 reads. All chats decode together the whole time (the model's end token is another one, so that no
 answer ends); windows with and without watchers take turns, so both sides see the same text and the
-same contexts. ITL is a window's length times the chats over the tokens that came in it.
+same contexts. ITL is the time between the first and the last token of a chat in a window over the number
+of its tokens; each step gives every chat one.
 
 `itl_ratio`: watched over unwatched, the median of the pairs of neighbouring windows.
 `busy_itl_ratio`: the same for a web process that never rests, over an idle one.
@@ -20,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Sizes:
 
 
 QUICK = Sizes(chats=32, pairs=4, window_s=2.0, settle_s=1.0)
-FULL = Sizes(chats=32, pairs=8, window_s=1.5, settle_s=0.7)
+FULL = Sizes(chats=32, pairs=12, window_s=1.5, settle_s=0.5)
 KV_MIB = 3072  # all that the chats say meanwhile; nobody is preempted
 
 
@@ -149,6 +150,7 @@ class Chats:
         self._count = count
         self.turns: list[LiveTurn] = []
         self.streams: list[tuple[str, str]] = []  # path and cookie
+        self._arrivals: list[tuple[float, int]] = []  # at the first chat: when, tokens so far
 
     async def begin(self) -> None:
         """Start them, and wait until each has had its first tokens."""
@@ -173,6 +175,7 @@ class Chats:
         while not all(len(one.token_ids) > 1 for one in self.turns):
             self.check()
             await asyncio.sleep(0.1)
+        self._time_arrivals(self.turns[0])
 
     def check(self) -> None:
         """Raises Refused when an answer has ended: the batch is no longer the same."""
@@ -182,13 +185,22 @@ class Chats:
 
     async def itl_ms(self, window_s: float) -> float:
         """Milliseconds between two tokens of a chat, over a window. Raises Refused."""
-        began, before = time.perf_counter(), sum(len(one.token_ids) for one in self.turns)
+        self._arrivals.clear()
         await asyncio.sleep(window_s)
-        took, after = time.perf_counter() - began, sum(len(one.token_ids) for one in self.turns)
         self.check()
-        if after == before:
-            raise Refused("no token came during a window")
-        return took * 1e3 * len(self.turns) / (after - before)
+        if len(self._arrivals) < 3:
+            raise Refused(f"only {len(self._arrivals)} tokens came during a window")
+        (began, before), (ended, after) = self._arrivals[0], self._arrivals[-1]
+        return (ended - began) * 1e3 / (after - before)
+
+    def _time_arrivals(self, turn: LiveTurn) -> None:
+        append = turn.append
+
+        def timed(text: str, token_ids: Iterable[int]) -> None:
+            append(text, token_ids)
+            self._arrivals.append((time.perf_counter(), len(turn.token_ids)))
+
+        turn.append = timed  # type: ignore[method-assign]  # of this one turn
 
 
 def _pairs(itl: dict[bool, list[float]]) -> list[Row]:

@@ -16,6 +16,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from sessions.driver import connect
 from sessions.errors import DatabaseClosed, NotStored
 from sessions.migrate import require_current
 
@@ -273,7 +274,11 @@ def _engine(path: Path, *, pool_size: int, begin: str, read_only: bool) -> Async
         max_overflow=0,
         hide_parameters=True,  # they are private texts, and errors get logged
         # The driver's own transaction handling is off: BEGIN is ours, so that it can be IMMEDIATE.
-        connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_MS / 1000},
+        connect_args={
+            "async_creator_fn": connect,
+            "isolation_level": None,
+            "timeout": BUSY_TIMEOUT_MS / 1000,
+        },
     )
 
     @event.listens_for(db_engine.sync_engine, "connect")

@@ -361,17 +361,28 @@ async def test_a_browser_keeps_connections_for_its_pages(monkeypatch: pytest.Mon
 
 
 def test_dear_frames_come_less_often() -> None:
-    pace = Pace()
+    pace = Pace(cores=3)
     assert pace.gap_s == FRAME_GAP_S
     for number in range(32):
         pace.note(f"turn {number}", 0.001)
-    assert pace.gap_s == pytest.approx(32 * 0.001 / SHARE)
+    assert pace.gap_s == pytest.approx(32 * 0.001 / (3 * SHARE))
     pace.note("a huge table", 1.0)
     assert pace.gap_s == MAX_GAP_S
     for number in range(32):
         pace.forget(f"turn {number}")
     pace.forget("a huge table")
     assert pace.gap_s == FRAME_GAP_S
+
+
+def test_frames_of_all_answers_are_due_at_one_moment() -> None:
+    pace = Pace(cores=1)
+    first = 100.0 + pace.wait_s(100.0)
+    assert first == 100.0 + FRAME_GAP_S
+    assert 100.15 + pace.wait_s(100.15) == pytest.approx(first)
+    for number in range(32):
+        pace.note(f"turn {number}", 0.0005)
+    assert 100.19 + pace.wait_s(100.19) == pytest.approx(first)
+    assert pace.wait_s(first) == pytest.approx(32 * 0.0005 / SHARE)
 
 
 class MeasuringRenderer(BlockRenderer):
