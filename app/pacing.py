@@ -33,7 +33,7 @@ class Pace:
         self._cost_s.pop(turn_id, None)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until the next frame: one moment for all answers, so that few wake-ups serve them.
+        """Seconds until the next frame, at one moment for all answers: one wake-up serves them.
 
         now: of the event loop's clock.
         """

@@ -29,8 +29,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 GRACEFUL_SHUTDOWN_S = 10  # then connections that are still open are cut
 # The engine's threads wait for each other at every step: with a busy web process beside them on two
-# cores a step of 32 chats takes 3.7 times as long at equal priority, 1.25 times at 6 or 7. A page of
-# 300 messages then opens in 240 ms while 8 chats decode, at 7 in 380, at 9 in 600.
+# cores a step of 32 chats takes 3.7 times as long at equal priority, 1.25 times at 6 or 7. A page
+# of 300 messages then opens in 240 ms while 8 chats decode, at 7 in 380, at 9 in 600.
 NICE = 6
 
 

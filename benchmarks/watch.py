@@ -3,8 +3,8 @@
 The whole service runs: web process, engine process, and the browsers as a third one, which only
 reads. All chats decode together the whole time (the model's end token is another one, so that no
 answer ends); windows with and without watchers take turns, so both sides see the same text and the
-same contexts. ITL is the time between the first and the last token of a chat in a window over the number
-of its tokens; each step gives every chat one.
+same contexts. ITL is the time between a chat's first and last token of a window over the number of
+its tokens; each step gives every chat one.
 
 `itl_ratio`: watched over unwatched, the median of the pairs of neighbouring windows.
 `busy_itl_ratio`: the same for a web process that never rests, over an idle one.

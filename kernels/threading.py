@@ -5,10 +5,11 @@ All kernels run on torch's OpenMP pool (see parallel.py). Measured on 2 cores, 1
 torch's pool; 5.9 on numba's `omp` layer (a second pool, from a second libgomp); 16.2 on its
 `workqueue`; 19.3 with OMP_WAIT_POLICY=passive, since waking a thread costs 40 us, finding it
 spinning 2. So the pool must spin between the kernels of a step. GOMP_SPINCOUNT=20000, about 50 us,
-costs nothing in that measurement (5.7), but it is too little beside a busy process: while one thread
-is off its core the other falls asleep, and who sleeps gives up its claim to the next slice. Steps of
-32 chats beside a process that never rests, over steps alone: 7.7 at equal priority and 4.2 at nice 6
-with 20,000; 3.7 and 1.5 with 400,000; no better with more. An idle engine spins 2.5 ms longer.
+costs nothing in that measurement (5.7), but it is too little beside a busy process: while one
+thread is off its core the other falls asleep, and who sleeps gives up its claim to the next slice.
+Steps of 32 chats beside a process that never rests, over steps alone: 7.7 at equal priority and 4.2
+at nice 6 with 20,000; 3.7 and 1.5 with 400,000; no better with more. An idle engine spins 2.5 ms
+longer.
 """
 
 from __future__ import annotations

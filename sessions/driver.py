@@ -1,8 +1,8 @@
 """aiosqlite, with one visit to its thread for a statement.
 
 SQLAlchemy makes a cursor, executes, fetches and closes: four visits, and each waits for the event
-loop's thread and the connection's to be given a core. A page makes some fifteen statements while the
-engine has all cores at work.
+loop's thread and the connection's to be given a core. A page makes some fifteen statements while
+the engine has all cores at work.
 """
 
 from __future__ import annotations

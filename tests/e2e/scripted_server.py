@@ -3,8 +3,8 @@
 `python tests/e2e/scripted_server.py DATA_DIR MODEL_DIR [PORT]`. A message "Repeat: TEXT" is
 answered with TEXT; "Hold: PHASE" stays in that phase, 60 of 120 tokens done, until it is stopped,
 which takes a while; any other one is answered with a long answer in markdown, a word at a time,
-slowly for "Take your time". After "Break" the engine's next statistics fail, once. Of several answers at once, all but the first begin with "Candidate"
-and their number.
+slowly for "Take your time". After "Break" the engine's next statistics fail, once. Of several
+answers at once, all but the first begin with "Candidate" and their number.
 """
 
 from __future__ import annotations
