@@ -9,9 +9,13 @@ from torch import Tensor
 
 from benchmarks.report import Refused
 
-# Mean KL divergence of the next-token distributions, nats; and the lead of a side's best token
-# over the other side's choice, in probability, above which two different choices are no tie.
+# KL divergence of the next-token distributions, nats: of a row, and the mean of many; and the lead
+# of a side's best token over the other side's choice, in probability, above which two different
+# choices are no tie. In bf16, 32 rows behind 6,000 tokens that were read 64 or 256 at a time
+# instead of 512 have means of 7e-4 to 2e-3; single ones come to 3e-2, another text to several nats.
 MAX_KL = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+MAX_ROW_KL = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
+MANY_ROWS = 16
 MAX_LEAD = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 MIN_SAME_CHOICES = 0.5  # of two engines that compute in different precisions
 
@@ -23,15 +27,20 @@ def divergence(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def check_logits(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> float:
-    """The rows' mean divergence. Raises Refused when it, or a greedy choice, is out of tolerance.
+    """The rows' mean divergence. Raises Refused when it, a row or a choice is out of tolerance.
 
     ours, theirs [rows, vocab_size] fp32, after the same token ids.
     """
     if not (torch.isfinite(ours).all() and torch.isfinite(theirs).all()):
         raise Refused(f"{what}: there are logits that are not finite")
-    mean = float(divergence(ours, theirs).mean())
-    if mean > MAX_KL[dtype]:
-        raise Refused(f"{what}: KL divergence {mean:.2e} nats, at most {MAX_KL[dtype]:.0e}")
+    rows = divergence(ours, theirs)
+    mean, largest = float(rows.mean()), float(rows.max())
+    for name, found, most in (
+        ("mean", mean, MAX_KL[dtype] if len(rows) >= MANY_ROWS else MAX_ROW_KL[dtype]),
+        ("largest", largest, MAX_ROW_KL[dtype]),
+    ):
+        if found > most:
+            raise Refused(f"{what}: {name} KL divergence {found:.2e} nats, at most {most:.0e}")
     chosen = ours.argmax(-1, keepdim=True)
     probabilities = theirs.softmax(-1)
     lead = float((probabilities.amax(-1, keepdim=True) - probabilities.gather(-1, chosen)).max())

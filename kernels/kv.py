@@ -118,6 +118,32 @@ def gather_kv(slots: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor) -> 
     _copy(False, rows, slots, k_cache, v_cache)
 
 
+def stage_rows(source: Tensor, rows: Tensor, targets: Tensor, staging: Tensor, step: int) -> None:
+    """Copy rows of some layers' hidden states to their places in staging buffers; CPU only.
+
+    source [L, n, D]; rows int64 [m], of each layer; targets int64 [m], where layer 0's go in
+    staging [R, D], written; those of layer l go `step` rows further for each layer.
+    """
+    layers, _, width = source.shape
+    if staging.shape[-1] != width or source.dtype != staging.dtype or source.stride(1) != width:
+        raise ValueError(f"rows of {width} {source.dtype} do not fit {list(staging.shape)}")
+    parallel, rows_cpu = row_kernels()
+    size = width * source.element_size()
+    rows_cpu.stage_rows(
+        source.data_ptr(),
+        source.stride(0) * source.element_size(),
+        layers,
+        rows.data_ptr(),
+        targets.data_ptr(),
+        len(rows),
+        staging.data_ptr(),
+        step * size,
+        size,
+        parallel.num_threads(),
+        rows_cpu.STAGE.address,
+    )
+
+
 def _copy(to_cache: bool, rows: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     count, width = rows.shape
     size = k_cache[0].numel()

@@ -242,3 +242,38 @@ def copy_rows(to_cache: Any, rows, stride, slots, k_cache, v_cache, size, count)
         else:
             copy_row(k_cache + slot, row, size)
             copy_row(v_cache + slot, row + size, size)
+
+
+@_jit
+def _stage(source, layer_bytes, rows, targets, count, staging, step, size, first, last):
+    for i in range(first, last):
+        layer, j = i // count, i % count
+        row = source + layer * layer_bytes + word(rows, j) * size
+        copy_row(row, staging + layer * step + word(targets, j) * size, size)
+
+
+def _stage_part(a):
+    first, last = _share(word(a, 0), thread_number(), team_size())
+    _stage(
+        word(a, 3), word(a, 4), word(a, 5), word(a, 6), word(a, 7), word(a, 8), word(a, 9),
+        word(a, 10), first, last,
+    )
+
+
+STAGE = Worker(_stage_part)
+
+
+@_jit
+def stage_rows(
+    source, layer_bytes, layers: Any, rows, targets, count, staging, step, size, threads, part
+):
+    """Copy `count` rows of `size` bytes of each layer; in staging layers are `step` bytes apart."""
+    work = layers * count
+    if threads == 1 or work * size < SERIAL_BYTES:
+        _stage(source, layer_bytes, rows, targets, count, staging, step, size, 0, work)
+    else:
+        a = np.array(
+            (work, threads, 0, source, layer_bytes, rows, targets, count, staging, step, size)
+        )
+        gomp_parallel(part, a.ctypes.data, threads, 0)
+        a[0] = 0  # numba frees an array after its last use: not before the call ends

@@ -9,7 +9,7 @@ import torch
 
 from kernels.attention import merge_states, prefill_attention
 from kernels.elementwise import add_rms_norm, rms_norm, silu_mul
-from kernels.kv import copy_kv, gather_kv, rope_table, write_kv
+from kernels.kv import copy_kv, gather_kv, rope_table, stage_rows, write_kv
 from kernels.quantised import warm_up as warm_up_quantised
 from kernels.sampling import choose_tokens
 from kernels.spans import PAGE_SIZE, Spans
@@ -34,6 +34,7 @@ def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
     prefill_attention(q, k_cache, v_cache, spans, 1.0, out, lse)  # one kernel for all three
     merge_states(out, lse, q)
     wide = q.view(rows, heads * head_dim)
+    stage_rows(wide[None], slots, slots, wide.clone(), rows)
     weight = torch.ones(heads * head_dim, dtype=dtype)
     add_rms_norm(rms_norm(wide, weight, 1e-5), wide, weight, 1e-5)
     silu_mul(wide)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sessions.chunks.catalog import OwnerEntry, Stripe, covers, superseded_by
+from sessions.chunks.files import write_past_cache
 from sessions.chunks.layout import (
     ALIGN,
     Layout,
@@ -69,6 +71,7 @@ class _FileJob:
     appends: list[tuple[Append, Stripe]]
     file: str = ""
     fd: int = -1
+    direct: bool = False  # writes bypass the page cache
     before: int = 0  # bytes of the file when the group began
     size: int = 0
 
@@ -138,7 +141,7 @@ def _write_file(state: StoreState, job: _FileJob, owners: set[str]) -> bool:
         for append, stripe in list(job.appends):
             try:
                 state.hook("write")
-                _write_stripe(job, append, stripe)
+                _write_stripe(state, job, append, stripe)
             except OSError as error:
                 state.refused(error)
                 os.ftruncate(job.fd, job.size)
@@ -160,6 +163,8 @@ def _write_file(state: StoreState, job: _FileJob, owners: set[str]) -> bool:
 
 def _start_writeback(job: _FileJob) -> None:
     """Have the disk begin, and the page cache drop what is on disk already."""
+    if job.direct:
+        return
     with contextlib.suppress(OSError):
         os.posix_fadvise(job.fd, job.before, job.size - job.before, os.POSIX_FADV_DONTNEED)
 
@@ -199,6 +204,7 @@ def _open(state: StoreState, job: _FileJob) -> None:
         try:
             job.fd = state.files.open_write(job.entry.file)
             actual = os.fstat(job.fd).st_size
+            job.direct = write_past_cache(job.fd)
             if actual >= job.entry.size:
                 job.file, job.before, job.size = job.entry.file, job.entry.size, job.entry.size
                 if actual > job.size:  # left by a write that failed and could not be undone
@@ -216,16 +222,26 @@ def _open(state: StoreState, job: _FileJob) -> None:
         job.entry = None
     state.hook("create")
     job.file, job.fd = state.files.create()
+    job.direct = write_past_cache(job.fd)
 
 
-def _write_stripe(job: _FileJob, append: Append, stripe: Stripe) -> None:
+def _write_stripe(state: StoreState, job: _FileJob, append: Append, stripe: Stripe) -> None:
     """Write header, chunks and padding at the end of the file. Raises OSError."""
     header = encode_header(stripe.head(append.owner), payload_crcs(append.payload))
     padding = stripe.total - len(header) - stripe.layout.payload_bytes
     buffers = [memoryview(header), *append.payload, memoryview(_ZEROS)[:padding]]
+    if job.direct:
+        buffers = [state.bounce.gather(buffers, stripe.total)]
     at = job.size
     while buffers:
-        written = os.pwritev(job.fd, buffers[:_MAX_BUFFERS], at)
+        try:
+            written = os.pwritev(job.fd, buffers[:_MAX_BUFFERS], at)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not job.direct:
+                raise
+            # the file system took the flag and does not do it, or went on from an odd place
+            job.direct = write_past_cache(job.fd, False)
+            continue
         at += written
         while buffers and written >= len(buffers[0]):
             written -= len(buffers[0])

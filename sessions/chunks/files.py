@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import re
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from sessions.chunks.types import StoreLockedError
 
@@ -48,6 +51,40 @@ class OpenFile:
         if not self.direct:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self.fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def write_past_cache(fd: int, wanted: bool = True) -> bool:
+    """Have writes to a file bypass the page cache, or not; False where the file system cannot.
+
+    They are then of whole, aligned blocks. A stripe of 2 MiB costs a third of the processor time
+    that it takes through the cache, and the cores are the engine's.
+    """
+    direct = getattr(os, "O_DIRECT", 0)
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~direct
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | (direct if wanted else 0))
+    except OSError:
+        return False
+    return bool(direct) and wanted
+
+
+class Bounce:
+    """Owns one buffer for direct writes, aligned, as large as the largest of them. One thread."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def gather(self, buffers: Sequence[bytes | memoryview], total: int) -> memoryview:
+        """The buffers one after another, `total` bytes; valid until the next call."""
+        if len(self._map) < total:
+            self._map = mmap.mmap(-1, total)
+        whole = np.frombuffer(self._map, np.uint8, total)
+        at = 0
+        for buffer in buffers:
+            if size := len(buffer):
+                whole[at : at + size] = np.frombuffer(buffer, np.uint8)  # other threads run on
+                at += size
+        return memoryview(self._map)[:total]
 
 
 class ChunkFiles:

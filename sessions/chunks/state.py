@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sessions.chunks.audit import audit
 from sessions.chunks.catalog import Catalog, OwnerEntry, Stripe
 from sessions.chunks.disk_space import NoSpace, measure, same_device
-from sessions.chunks.files import ChunkFiles
+from sessions.chunks.files import Bounce, ChunkFiles
 from sessions.chunks.index import Index
 from sessions.chunks.rebuild import rebuild
 from sessions.chunks.reconcile import open_index
@@ -61,6 +61,7 @@ class StoreState:
     recount_due: bool = False
     agreed: bool = True  # False when index and files could not be compared
     warn_at: float = 0.0  # monotonic seconds, when a refused write is worth a line again
+    bounce: Bounce = field(default_factory=Bounce)
     trouble: str = ""  # why the last write was refused; empty when the last one was not
 
     @classmethod

@@ -98,3 +98,28 @@ def test_copy_refuses_rows_of_another_width() -> None:
     cache = torch.zeros(64, 2, 64)
     with pytest.raises(ValueError, match="do not fit 256 a slot"):
         kv.copy_kv(torch.zeros(1, 128), torch.zeros(1, dtype=torch.int64), cache, cache)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("layers", "rows", "width"), [(1, 1, 64), (3, 5, 64), (30, 33, 576)])
+def test_hidden_states_go_to_their_places_and_nowhere_else(
+    dtype: torch.dtype, layers: int, rows: int, width: int
+) -> None:
+    step, places = 7, 6 * 7 * 30
+    source = torch.randn(layers + 1, rows, width).to(dtype)[1:]
+    taken = torch.randperm(rows)[: max(1, rows - 2)]
+    numbers = torch.arange(len(taken))
+    targets = numbers // step * step * 30 + numbers % step  # a buffer is `step` rows of 30 layers
+    staging = torch.full((places, width), float("nan"), dtype=dtype)
+    kv.stage_rows(source, taken, targets, staging, step)
+    expected = torch.full_like(staging, float("nan"))
+    for layer in range(layers):
+        expected[targets + layer * step] = source[layer, taken]
+    assert torch.equal(staging.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert int((~staging.isnan()).all(-1).sum()) == layers * len(taken)
+
+
+def test_staging_refuses_rows_of_another_width() -> None:
+    index = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="do not fit"):
+        kv.stage_rows(torch.zeros(1, 1, 64), index, index, torch.zeros(4, 128), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import subprocess
@@ -261,4 +262,57 @@ def test_a_write_that_ends_in_the_middle(
     save(store, "c-1", longer)
     assert store.flush(10.0)
     assert restore(store, "c-0", longer) == restore(store, "c-1", longer) == 300
+    end(store, [tmp_path])
+
+
+@pytest.mark.parametrize("piece", [4096, 1000])
+def test_a_write_that_takes_several_calls(
+    tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the page cache an odd piece cannot be followed: the rest goes through it."""
+    store = ChunkStore([tmp_path], CAP)
+    whole = os.pwritev
+    calls = 0
+
+    def some(fd: int, buffers: list[memoryview], offset: int) -> int:
+        nonlocal calls
+        calls += 1
+        return whole(fd, [buffers[0][:piece]], offset)
+
+    monkeypatch.setattr(os, "pwritev", some)
+    ids = token_ids(0, 300)
+    save(store, "c-0", ids)
+    assert store.flush(10.0)
+    monkeypatch.setattr(os, "pwritev", whole)
+    assert calls > 5
+    assert restore(store, "c-0", ids) == 300
+    end(store, [tmp_path])
+
+
+@pytest.mark.parametrize("refuses", ["the flag", "the write"])
+def test_a_file_system_without_direct_writes(
+    tmp_path: Path, refuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_flags, write = fcntl.fcntl, os.pwritev
+
+    def no_flag(fd: int, command: int, value: int = 0) -> int:
+        if command == fcntl.F_SETFL and value & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct I/O")
+        return set_flags(fd, command, value)
+
+    def no_write(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if set_flags(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct I/O")
+        return write(fd, buffers, offset)
+
+    if refuses == "the flag":
+        monkeypatch.setattr(fcntl, "fcntl", no_flag)
+    else:
+        monkeypatch.setattr(os, "pwritev", no_write)
+    store = ChunkStore([tmp_path], CAP)
+    ids = token_ids(0, 300)
+    save(store, "c-0", ids)
+    assert store.flush(10.0)
+    assert store.write_trouble == ""
+    assert restore(store, "c-0", ids) == 300
     end(store, [tmp_path])
