@@ -36,7 +36,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import engines, machine
-from benchmarks.agreement import check_logits
+from benchmarks.agreement import Agreement, check_logits
 from benchmarks.comparison import Comparison
 from benchmarks.decode_sizes import FULL, QUICK, Sizes
 from benchmarks.decoding import Decoding, Side
@@ -171,7 +171,7 @@ class Benchmark:
         decoding = self.decoding
         decoding.rewind(self.sizes.suffix + 1)
         times: dict[Side, list[float]] = {"shared": [], "unshared": []}
-        divergences: list[float] = []
+        agreement = Agreement(f"prefix {prefix}, batch {batch}, shared and unshared", self.dtype)
         for number in self._numbers(self.sizes.steps):
             results = {}
             for side in ORDER[number % 2]:
@@ -179,13 +179,15 @@ class Benchmark:
                 results[side] = (logits, tokens)
                 if number >= 0:
                     times[side].append(seconds)
-            what = f"prefix {prefix}, batch {batch}, shared and unshared"
             ours, theirs = results["shared"], results["unshared"]
-            divergences.append(check_logits(what, ours[0], theirs[0], self.dtype))
+            agreement.add(ours[0], theirs[0])
             decoding.advance(ours[1])
         medians = {side: statistics.median(values) for side, values in times.items()}
         self.shared_s[batch, prefix] = medians["shared"]
-        row = self._result(batch, prefix, medians["shared"], medians["unshared"], divergences)
+        steps = len(times["shared"])
+        row = self._result(
+            batch, prefix, medians["shared"], medians["unshared"], steps, agreement.check()
+        )
         row.notes["gate"] = prefix > 0 and decoding.gate.shares(prefix, batch)
         return row
 
@@ -210,7 +212,7 @@ class Benchmark:
         self.peer_attention[str(batch)] = transformers.attention
         ours_s: list[float] = []
         theirs_s: list[float] = []
-        divergences: list[float] = []
+        agreement = Agreement(f"batch {batch}, ours and transformers", self.dtype)
         for number in self._numbers(self.sizes.peer_steps):
             last = [seq.ids[-1] for seq in decoding.sequences[:batch]]
             if number % 2:
@@ -222,19 +224,18 @@ class Benchmark:
             if number >= 0:
                 ours_s.append(ours)
                 theirs_s.append(theirs)
-            what = f"batch {batch}, ours and transformers"
-            divergences.append(check_logits(what, logits, theirs_logits, self.dtype))
+            agreement.add(logits, theirs_logits)
             decoding.advance(tokens)
         transformers.end()
         ours, theirs = statistics.median(ours_s), statistics.median(theirs_s)
-        return self._result(batch, decoding.prefix, ours, theirs, divergences)
+        steps = len(ours_s)
+        return self._result(batch, decoding.prefix, ours, theirs, steps, agreement.check())
 
     def _result(
-        self, batch: int, prefix: int, ours_s: float, theirs_s: float, divergences: list[float]
+        self, batch: int, prefix: int, ours_s: float, theirs_s: float, steps: int, kl: float
     ) -> Comparison:
-        suffix = self.sizes.suffix + 1 + len(divergences) / 2
-        kl = float(f"{statistics.mean(divergences):.2g}")
-        return Comparison(batch, prefix, suffix, ours_s, theirs_s, {"kl": kl})
+        suffix = self.sizes.suffix + 1 + (steps + 1) / 2  # a step more warms up
+        return Comparison(batch, prefix, suffix, ours_s, theirs_s, {"kl": float(f"{kl:.2g}")})
 
     def rows(
         self, comparisons: list[Comparison], peak: Peak, theirs: Precision | None = None

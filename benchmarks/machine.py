@@ -167,8 +167,14 @@ class RawDisk:
     def probe(self, passes: int) -> None:
         """Read the whole file this often."""
         for _ in range(passes):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            self.bytes_per_s = max(self.bytes_per_s, self._size / _read_all(self._fd, self._size))
+            self.rate()
+
+    def rate(self) -> float:
+        """Bytes a second of one pass."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        rate = self._size / _read_all(self._fd, self._size)
+        self.bytes_per_s = max(self.bytes_per_s, rate)
+        return rate
 
     def close(self) -> None:
         """Let go of the file, which has no name any more."""

@@ -11,9 +11,10 @@ that of a chat that was never evicted, every later one with the first.
 the engine's receipt. `plan`: how many layers came back in which way, from the stripes that were
 read. `predicted_ms`: what the planner predicted for them before they were read; for the methods
 that are not planned, what the same cost model says of their layers. `lower_bound_ms`: the best plan
-by brute force at the raw bandwidth and the packed-GEMM peak of this run; `floor_share` is the same
-bound for the row's own layers over its `restore_ms`. `recompute` reads nothing: it is measured at
-the disk's own speed only, and its rows at other speeds repeat that figure (`--quick`: that after
+by brute force at the packed-GEMM peak of this run and the raw bandwidth: the median of raw passes
+that took turns with the restores (`raw_disk_mbps`: the best of the whole run). `floor_share` is the
+same bound for the row's own layers over its `restore_ms`. `recompute` reads nothing: it is measured
+at the disk's own speed only, and its rows at other speeds repeat that figure (`--quick`: that after
 the restart). `warm_ups`: the first token after a warm-up from a cold disk (the page of the chat was
 opened) over that of the same chat while it is resident.
 """
@@ -95,6 +96,7 @@ class ModelRun:
         self.first: dict[tuple[Side, str], Return] = {}  # after the restart
         self.kl: dict[tuple[Side, str], float] = {}
         self.turns: dict[tuple[Speed, str, Side], list[Return]] = {}
+        self.raw_rates: dict[str, list[float]] = {}  # bytes/s, taken between a chat's restores
 
     def run(self) -> None:
         """Save, restart, check and measure. Raises Refused."""
@@ -178,7 +180,10 @@ class ModelRun:
         rate = None if speed is None else speed * 1e6
         sides = self._sides_at(speed)
         turns: dict[Side, list[Return]] = {side: [] for side in sides}
+        rates = self.raw_rates.setdefault(chat.id, [])
         for number in range(self.sizes.rounds if speed is None else self.sizes.throttled_rounds):
+            if speed is None:
+                rates.append(self.raw.rate())
             for side in sides if number % 2 else reversed(sides):
                 if side is not self.recompute:
                     turns[side].append(side.resume(chat, rate))
@@ -196,7 +201,7 @@ class ModelRun:
             self.turns[None, chat.id, self.recompute] = [self.first[self.recompute, chat.id]]
 
     def _row(self, speed: Speed, chat: Chat, side: Side, peak: Peak) -> Row:
-        turns, raw = self.turns[speed, chat.id, side], self.raw.bytes_per_s
+        turns, raw = self.turns[speed, chat.id, side], statistics.median(self.raw_rates[chat.id])
         recomputed = self.turns[speed, chat.id, self.recompute]
         bandwidth = raw if speed is None else min(raw, speed * 1e6)
         whole = RestoredPart(len(chat.prefix), len(chat.history), 0, 0, 0, 0)

@@ -8,7 +8,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sessions import models
-from sessions.queries import people_assistants
+from sessions.queries import path_marks, people_assistants
 
 
 async def num_chats(db: AsyncConnection, user_id: str) -> int:
@@ -32,6 +32,7 @@ async def running_chats(db: AsyncConnection, user_id: str) -> list[str]:
 
 async def hand_over(db: AsyncConnection, user_id: str, to: str) -> None:
     """Chats, deleted ones too, assistants, and all of the API."""
+    handed = list(await db.scalars(select(models.Chat.id).where(models.Chat.user_id == user_id)))
     theirs = select(models.Chat.import_key).where(
         models.Chat.user_id == to, models.Chat.import_key.is_not(None)
     )
@@ -52,6 +53,8 @@ async def hand_over(db: AsyncConnection, user_id: str, to: str) -> None:
     await db.execute(
         update(models.Assistant).where(models.Assistant.owner_id == user_id).values(owner_id=to)
     )
+    for chat_id in handed:
+        await path_marks.note_again(db, chat_id)
 
 
 async def let_go(db: AsyncConnection, user_id: str, now: datetime) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import delete, func, literal, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
@@ -73,6 +73,20 @@ async def note(db: AsyncConnection, chat_id: str, message_id: str) -> None:
             for end in marks
         ],
     )
+
+
+async def note_again(db: AsyncConnection, chat_id: str) -> None:
+    """Make a chat's marks anew, once it is another user's: a digest holds whose it is."""
+    message, mark = models.Message, models.PathMark
+    found = await db.scalars(
+        select(message.id)
+        .where(message.id.in_(select(mark.message_id).where(mark.chat_id == chat_id)))
+        .order_by(message.created_at.desc())  # a path's last message marks all of it
+    )
+    marked = list(found)
+    await db.execute(delete(mark).where(mark.chat_id == chat_id))
+    for message_id in marked:
+        await note(db, chat_id, message_id)
 
 
 async def chats_with(

@@ -18,6 +18,7 @@ from engine.memory.sequence import common_length
 from engine.messages import Submit
 from sessions.answer_records import TreeMessage
 from sessions.path_digests import digests
+from sessions.queries.belongings import hand_over
 from tests.app.api_client import MODEL, make_key, openai_client, raw_client
 from tests.app.fake_engine import FakeEngine
 from tests.app.talk import ended, exchange, messages, new_chat, rows, until
@@ -102,6 +103,22 @@ async def test_not_another_users(server: Server, caller: Caller, chat_id: str) -
     assert submit.chat_id != chat_id
     assert submit.history_ids == []
     assert submit.saves
+
+
+async def test_the_chats_that_a_guest_took_along(
+    caller: Caller, server: Server, chat_id: str, web_settings: Settings
+) -> None:
+    repository = server.app.state.repository
+    await caller.ask(QUESTION, ANSWER, "And in the snow?")  # the marks are there
+    [(guest_id,)] = rows(web_settings, "SELECT user_id FROM chat WHERE id = ?", chat_id)
+    user = await repository.create_user("hash of another")
+    before = rows(web_settings, "SELECT message_id FROM path_mark ORDER BY 1")
+    await repository._database.write(lambda db: hand_over(db, guest_id, user.id))
+    assert rows(web_settings, "SELECT message_id FROM path_mark ORDER BY 1") == before
+    async with raw_client(server, await make_key(server, user_id=user.id)) as http:
+        submit = await Caller(http, server.engine, caller.system).ask(QUESTION, ANSWER, "By day?")
+    assert submit.chat_id == chat_id
+    assert submit.history_computed > 0
 
 
 async def test_any_branch_is_found(

@@ -5,6 +5,9 @@ The engine is scripted, so that each answer is known and comes at a steady pace.
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +114,26 @@ def test_latency_pages_draw_their_charts(page: Page) -> None:
           .getImageData(0, 0, canvas.width, canvas.height).data).size"""
     )
     assert painted > 20, "something is drawn"
+
+
+def test_turns_are_downloaded(page: Page) -> None:
+    begin(page, f"{REPEAT}one")
+    expect(page.locator(DONE)).to_have_count(1)
+    say(page, f"{REPEAT}two")
+    chat = page.url.split("#")[0]
+    for path, turns in ((f"{chat}/latency", 2), ("/latency?span=week", 2)):
+        page.goto(path)
+        for form in ("CSV", "JSON"):
+            with page.expect_download() as download:
+                page.get_by_role("link", name=form, exact=True).click()
+            assert download.value.suggested_filename.endswith(f".{form.lower()}")
+            text = download.value.path().read_text()
+            if form == "CSV":
+                rows: list[Any] = list(csv.DictReader(io.StringIO(text)))
+            else:
+                rows = json.loads(text)
+            assert len(rows) >= turns
+            assert all(float(row["first_token_ms"]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -90,12 +90,12 @@ def test_candidates_and_an_answer_gone_on_with(page: Page) -> None:
     grown(page, 1)
     page.keyboard.press("Escape")
     expect(page.locator(RUNNING)).to_have_count(0, timeout=WAIT_MS)
-    page.fill("#composer-text", "Write a story about a lighthouse keeper.")
+    page.fill("#composer-text", "Write a long story about a lighthouse keeper, in ten chapters.")
     page.select_option(".composer__answers select", "2")
     page.press("#composer-text", "Enter")
     page.wait_for_function(
         """() => [...document.querySelectorAll(".candidates .message")].filter((one) =>
-          [...one.querySelectorAll(".answer")].some((body) => body.textContent.length > 30)
+          [...one.querySelectorAll(".answer")].some((body) => body.textContent.length > 10)
         ).length === 2""",
         timeout=WAIT_MS,
     )
