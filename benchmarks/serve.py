@@ -36,7 +36,7 @@ from engine.request import percentile
 
 SEED = 20261130
 QUICK = Shape(chats=4, turns=2, answer_tokens=48.0, max_answer=128, gap_s=3.0)
-FULL = Shape(chats=16, turns=4)
+FULL = Shape(chats=8, turns=3)
 ROUNDS = {True: 1, False: 2}
 MARGIN = 256  # tokens of a chat's context beyond its questions and answers
 
