@@ -101,7 +101,8 @@ async def test_tries_are_counted_for_known_and_unknown_names(
             refused = await sign_in(other, name, PASSWORD)
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) > 0
-            texts.append(text_of(refused.text).replace(name, ""))
+            words = text_of(refused.text).replace(name, "")
+            texts.append(re.sub(r"\d+", "N", words))  # how long to wait goes with the clock
     assert texts[0] == texts[1]
 
 
