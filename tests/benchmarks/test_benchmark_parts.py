@@ -152,8 +152,8 @@ def test_agreement_refuses_other_distributions_and_other_choices() -> None:
     other = rows.clone()
     other[7, 1] = 9.5
     assert check_logits("one row of many", other, rows, torch.bfloat16) < 1e-2
-    other[:20, 1] = 9.5
-    with pytest.raises(Refused, match="in 20 of 1000 rows the greedy choices"):
+    other[:11, 1] = 9.2
+    with pytest.raises(Refused, match="in 11 of 1000 rows the greedy choices"):
         check_logits("some of many", other, rows, torch.bfloat16)
     likely, turned = (
         torch.tensor([odds]).log() for odds in ([0.58, 0.38, 0.04], [0.47, 0.49, 0.04])
