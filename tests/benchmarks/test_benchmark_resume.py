@@ -77,8 +77,10 @@ def test_the_last_line_keeps_the_contract(quick: Quick) -> None:
         assert row["prefix"] == 90
         assert 0 < row["restore_ms"] <= row["ttft_ms"] + 50
         assert row["predicted_ms"] > 0 or not row["throttled"]
-        disk_mbps = 5 if row["throttled"] else result["raw_disk_mbps"]
-        assert abs(row["disk_mbps"] - disk_mbps) <= 1  # both are rounded
+        if row["throttled"]:
+            assert row["disk_mbps"] == 5
+        else:  # the median of some passes, and the best of all
+            assert 0 < row["disk_mbps"] <= result["raw_disk_mbps"] + 1
         if row["method"] != "auto":
             assert row["plan"] == f"3 {row['method']}"
     fast = {row["method"]: row for row in rows if row["tokens"] == 200 and not row["throttled"]}
