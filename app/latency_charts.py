@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from app.timeline import waited_ms
 from sessions.latency_records import TurnRecord
 from sessions.records import Latency
 
@@ -104,6 +105,7 @@ def turn_charts(turns: Sequence[TurnRecord], *, first: int) -> list[Chart]:
             "bars",
             queue=lambda one: one.queue_ms,
             restore=lambda one: one.restore_ms if one.restored_tokens else None,
+            waiting=waited_ms,
             read=lambda one: one.prefill_ms,
         ),
         chart(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sessions.records import Latency
 
+SHOWN_MS = 1.0  # what is shorter is not worth a line
 UNITS = 1000  # of the bar's length
 
 
@@ -66,6 +67,17 @@ def tokens_per_second(latency: Latency) -> float | None:
     return (latency.tokens_out - 1) / took_ms * 1e3 if took_ms > 0 else None
 
 
+def waited_ms(latency: Latency) -> float:
+    """Before the first token, neither queued nor restoring nor reading: what came before it.
+
+    The assistant's prompt, when this turn was the one to bring it in, or steps of other chats.
+    """
+    if latency.ttft_ms is None:
+        return 0.0
+    known = latency.queue_ms + latency.restore_ms + latency.prefill_ms
+    return max(0.0, latency.ttft_ms - known)
+
+
 def latency_line(latency: Latency) -> str:
     """Where the prompt's tokens came from, how soon the first token came, and how fast the rest."""
     parts = []
@@ -100,6 +112,10 @@ def _steps(latency: Latency) -> list[Step]:
                 time=_ms(latency.restore_ms),
                 detail=_restore_detail(latency),
             )
+        )
+    if (waited := waited_ms(latency)) >= SHOWN_MS:
+        steps.append(
+            Step(kind="waited", name="Waited", time=_ms(waited), detail=_waited_for(latency))
         )
     read = [f"{latency.new_tokens:,} new"]
     if latency.recomputed_tokens:
@@ -136,6 +152,13 @@ def _steps(latency: Latency) -> list[Step]:
     return steps
 
 
+def _waited_for(latency: Latency) -> str:
+    computed, restored = latency.prefix_computed_tokens, latency.prefix_restored_tokens
+    ways = [f"{_tokens(restored)} to be restored"] if restored else []
+    ways += [f"{_tokens(computed)} to be read"] if computed else []
+    return "for the assistant's " + ", ".join(ways) if ways else "for steps of other chats"
+
+
 def _restore_detail(latency: Latency) -> str:
     """What came back, how, and where the time went, beside what was expected."""
     parts = [
@@ -158,15 +181,19 @@ def _spans(latency: Latency) -> list[Span]:
     if total <= 0:
         return []
     first = total if latency.ttft_ms is None else latency.ttft_ms
+    waited = waited_ms(latency)
     parts = [
         ("queue", 0.0, latency.queue_ms),
         ("restore", latency.queue_ms, latency.queue_ms + latency.restore_ms),
+        ("waited", first - latency.prefill_ms - waited, first - latency.prefill_ms),
         ("read", first - latency.prefill_ms, first),
         ("tokens", first, total),
     ]
     spans = []
     for kind, begin, end in parts:
         begin, end = max(0.0, begin), min(total, end)
+        if kind == "waited" and waited < SHOWN_MS:
+            continue
         start, stop = round(begin / total * UNITS), round(end / total * UNITS)
         if end > begin:
             spans.append(Span(kind=kind, start=start, length=max(2, stop - start)))

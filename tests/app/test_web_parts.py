@@ -175,6 +175,30 @@ def test_the_line_under_an_answer() -> None:
     assert [len(timelines_of([one])) for one in (unknown, never_left_the_queue)] == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "for steps of other chats"),
+        ({"prefix_computed_tokens": 708}, "for the assistant's 708 tokens to be read"),
+        ({"prefix_restored_tokens": 1}, "for the assistant's 1 token to be restored"),
+    ],
+)
+def test_what_a_first_token_waited_for_besides_is_told(changes: dict[str, int], said: str) -> None:
+    times = {"queue_ms": 2.0, "restore_ms": 38.0, "prefill_ms": 60.0, "total_ms": 1200.0}
+    turn = latency(**times, ttft_ms=600.0, **changes)
+    [timeline] = timelines_of([turn])
+    kinds = [step.kind for step in timeline.steps]
+    assert kinds[:4] == ["queue", "restore", "waited", "read"]
+    step = timeline.steps[2]
+    assert (step.time, step.detail) == ("500 ms", said)
+    spans = {span.kind: (span.start, span.start + span.length) for span in timeline.spans}
+    assert spans["waited"] == (33, 450)  # of 1000; the reading follows, up to the first token
+    assert spans["read"] == (450, 500)
+    [at_once] = timelines_of([latency(**times, ttft_ms=100.0)])
+    assert "waited" not in [step.kind for step in at_once.steps]
+    assert "waited" not in [span.kind for span in at_once.spans]
+
+
 def test_a_restore_is_shown_beside_what_it_was_predicted_to_take() -> None:
     def detail(**changes: object) -> str:
         [timeline] = timelines_of([latency(**changes)])
