@@ -206,6 +206,7 @@ def test_the_line_opens_to_where_the_time_went(page: Page) -> None:
                 r"Restored\s+38 ms\s+[\d,]+ tokens, [\d,]+ KiB; disk 20 ms, computing 10 ms; "
                 r"predicted 36 ms, took 38 ms; layers: 30 kv"
             ),
+            re.compile(r"Waited\s+14 ms\s+for steps of other chats"),
             re.compile(r"Read\s+41 ms\s+[\d,]+ new"),
             re.compile(r"First token\s+after [\d,]+ ms"),
             re.compile(r"Answered\s+804 ms\s+\d+ tokens, [\d.]+/s; between two 31 ms"),
@@ -213,7 +214,7 @@ def test_the_line_opens_to_where_the_time_went(page: Page) -> None:
     )
     spans = page.locator(".timeline").last.locator(".timeline__span")
     widths = spans.evaluate_all("(all) => all.map((one) => Number(one.getAttribute('width')))")
-    assert len(widths) == 4
+    assert len(widths) == 5
     assert 900 < sum(widths) <= 1000
     assert max(widths) == widths[-1], "the answer itself took longest"
 
